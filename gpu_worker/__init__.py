@@ -1,0 +1,1 @@
+"""The GPU worker: one process drives one device. No Django anywhere in it."""

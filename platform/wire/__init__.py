@@ -1,0 +1,1 @@
+"""Messages between gateway and worker, their codec, and the Bus that carries them."""

@@ -1,0 +1,124 @@
+"""The Bus: the one door between gateways, workers and the settler, as protocols.
+
+Two implementations stand under one set of promises (tests/wire): ``memory_bus`` and ``redis_bus``.
+Promises: an entry is delivered in order and at least once to its reader; nothing is lost in silence (a full stream raises BusFull);
+a fenced worker cannot publish; unknown or newer messages arrive as ``BadEntry``, never as an exception.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from wire.messages import LoadSnapshot, ToGateway, ToLedger, ToWorker, Usage
+
+
+class BusError(Exception):
+    """The Bus cannot be reached or refuses; the caller fails closed."""
+
+
+class BusFull(BusError):
+    """A stream stands at its hard length: overload, to be answered 503."""
+
+
+class Fenced(BusError):
+    """This worker's epoch was declared dead: drop everything and start again under a new one."""
+
+
+@dataclass(frozen=True, slots=True)
+class BadEntry:
+    """An entry that could not be understood: kept as an error, counted, and skipped."""
+
+    entry_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """All a worker says after one step; published in one atomic call after the epoch check.
+
+    ``outputs`` are the finished responses' whole token ids per choice, kept for 10 minutes so that any gateway can render them again.
+    """
+
+    to_gateways: Mapping[str, Sequence[ToGateway]] = field(default_factory=dict)
+    usages: Sequence[Usage] = ()
+    outputs: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=dict)
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.to_gateways or self.usages or self.outputs)
+
+
+class WorkerBus(Protocol):
+    """Synchronous, used from the worker's I/O thread (``receive``, ``publish_load``) and its sender thread (``publish``)."""
+
+    worker_id: str
+
+    def open(self) -> int:
+        """Take a new epoch, fencing any older one of this worker_id, and empty the inbox of work sent to it. Returns the epoch."""
+        ...
+
+    def receive(self, timeout_s: float) -> Sequence[ToWorker | BadEntry]:
+        """Wait up to ``timeout_s`` for input. Entries are trimmed once returned. A policy change arrives here as PolicyChanged."""
+        ...
+
+    def publish(self, output: StepOutput) -> None:
+        """Raises Fenced, BusFull or BusError; nothing of ``output`` is visible then. May be retried with the same output."""
+        ...
+
+    def publish_load(self, load: LoadSnapshot) -> None:
+        """Also the worker's heartbeat. Raises Fenced."""
+        ...
+
+    def live_gateways(self) -> frozenset[str]:
+        """Gateways whose heartbeat is fresh (15 s); work of others is cancelled with reason gateway_lost."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class GatewayBus(Protocol):
+    """Asynchronous, one per gateway process."""
+
+    gateway_id: str
+
+    async def open(self) -> None: ...
+
+    async def send(self, worker_id: str, message: ToWorker) -> None:
+        """Raises BusFull or BusError; the message then did not arrive."""
+        ...
+
+    async def receive(self, timeout_s: float) -> Sequence[ToGateway | BadEntry]: ...
+
+    async def loads(self) -> Sequence[LoadSnapshot]:
+        """The newest snapshot of every worker whose heartbeat is fresh (2 s)."""
+        ...
+
+    async def output(self, response_id: str) -> Sequence[Sequence[int]] | None:
+        """Token ids per choice of a finished response, for 10 minutes; None when unknown."""
+        ...
+
+    async def append_usage(self, message: ToLedger) -> None:
+        """Append to the durable usage stream outside an admit script (Released)."""
+        ...
+
+    async def heartbeat(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class UsageEntry:
+    entry_id: str
+    message: ToLedger | BadEntry
+
+
+class UsageReader(Protocol):
+    """The settler's side of the durable usage stream: one consumer group, acknowledged after commit."""
+
+    def read(self, count: int, timeout_s: float) -> Sequence[UsageEntry]:
+        """Entries read before and not acknowledged come first (again), then new ones."""
+        ...
+
+    def acknowledge(self, entry_ids: Sequence[str]) -> None: ...

@@ -1,0 +1,39 @@
+"""A request as the engine receives it: token counts and promises, never text.
+
+Knows what was asked; refuses to know how it is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NewType
+
+from scheduler_engine.policy import PriorityClass
+
+RequestId = NewType("RequestId", str)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One sequence to generate. Arrival is the ``now_us`` of ``Scheduler.submit`` and never changes.
+
+    Durations are relative to arrival, in microseconds, or None. ``sampling`` is opaque to the engine and is
+    handed to the executor. ``delivered_token_ids`` are outputs of an earlier attempt: computed history, not billed again.
+    """
+
+    request_id: RequestId
+    tenant_id: str
+    priority_class: PriorityClass
+    prompt_token_ids: Sequence[int]
+    max_tokens: int
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    deadline_us: int | None = None  # to the first token; soft, orders inside the tenant
+    hard_deadline_us: int | None = None  # to the first token; shed when it cannot be kept
+    max_queue_wait_us: int | None = None
+    reproducible: bool = False  # forbids recompute as a lever
+    value_micros: int = 1
+    cache_salt: str = ""
+    delivered_token_ids: tuple[int, ...] = ()
+    sampling: object = None
