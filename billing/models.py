@@ -1,0 +1,243 @@
+"""The books as rows: prices, operations, ledger entries, roll-ups, alerts. Knows constraints; refuses to know how they are written.
+
+Tenants are referenced without a database constraint: a count that has arrived is recorded even when its tenant is unknown here.
+"""
+
+from __future__ import annotations
+
+import uuid
+
+from django.db import models
+from django.db.models import F, Q
+from django.utils import timezone
+
+from billing.pricing import Terminal, TokenKind
+from tenants.models import CLASS_CHOICES, CLASS_LABELS, Tenant
+
+OPEN = "open"
+RELEASED = "released"
+STATES = [OPEN, RELEASED, *(terminal.value for terminal in Terminal)]
+
+
+def _tenant(related_name: str) -> models.ForeignKey[Tenant, Tenant]:
+    return models.ForeignKey(Tenant, on_delete=models.PROTECT, db_constraint=False, related_name=related_name)
+
+
+class PriceVersion(models.Model):
+    """A whole price list at one moment. Always: written once, with its prices; an edit makes the next version."""
+
+    version = models.BigAutoField(primary_key=True)
+    actor = models.CharField(max_length=150)
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+
+    class Meta:
+        ordering = ["-version"]
+
+    def __str__(self) -> str:
+        return f"version {self.version} by {self.actor}"
+
+
+class Price(models.Model):
+    """Micro-units of money for a million tokens of one kind. Always: inserted only."""
+
+    price_version = models.ForeignKey(PriceVersion, on_delete=models.PROTECT, related_name="prices")
+    model = models.CharField(max_length=120)
+    priority_class = models.CharField(max_length=16, choices=CLASS_CHOICES)
+    token_kind = models.CharField(max_length=8, choices=[(kind.value, kind.value) for kind in TokenKind])
+    micros_per_million = models.BigIntegerField()
+
+    class Meta:
+        ordering = ["price_version", "model", "priority_class", "token_kind"]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["price_version", "model", "priority_class", "token_kind"], name="price_once_per_version"
+            ),
+            models.CheckConstraint(
+                condition=Q(micros_per_million__gte=0),
+                name="price_not_negative",
+                violation_error_message="a price cannot be below 0",
+            ),
+            models.CheckConstraint(condition=Q(priority_class__in=CLASS_LABELS), name="price_class_known"),
+            models.CheckConstraint(condition=Q(token_kind__in=list(TokenKind)), name="price_kind_known"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.model} {self.priority_class} {self.token_kind}"
+
+
+class UsageRequest(models.Model):
+    """One operation: a response, whatever its attempts. Always: leaves the state ``open`` once and never returns to it.
+
+    Reserved fields are blank while the end of an operation has arrived before its reservation.
+    """
+
+    id = models.UUIDField(primary_key=True)
+    tenant = _tenant("usage_requests")
+    project_id = models.UUIDField(null=True)
+    key_id = models.UUIDField(null=True)
+    priority_class = models.CharField(max_length=16, default="")
+    model = models.CharField(max_length=120, default="")
+    source = models.CharField(max_length=16, default="")
+    window_id = models.CharField(max_length=64, default="")
+    policy_version = models.BigIntegerField(default=0)
+    price_version = models.BigIntegerField(default=0)
+    reserved_micros = models.BigIntegerField(default=0)
+    reserved_tokens = models.BigIntegerField(default=0)
+    reserved_at = models.DateTimeField(null=True)
+    state = models.CharField(max_length=20, default=OPEN, choices=[(state, state) for state in STATES])
+    attempt = models.IntegerField(null=True)
+    reason = models.CharField(max_length=120, default="")
+    prompt_tokens = models.BigIntegerField(default=0)
+    cached_tokens = models.BigIntegerField(default=0)
+    output_tokens = models.BigIntegerField(default=0)
+    cost_micros = models.BigIntegerField(default=0)
+    queue_us = models.BigIntegerField(default=0)
+    ttft_us = models.BigIntegerField(null=True)
+    total_us = models.BigIntegerField(default=0)
+    gpu_us = models.BigIntegerField(default=0)
+    num_steps = models.BigIntegerField(default=0)
+    num_preemptions = models.BigIntegerField(default=0)
+    recomputed_tokens = models.BigIntegerField(default=0)
+    swapped_bytes = models.BigIntegerField(default=0)
+    ended_at = models.DateTimeField(null=True)
+
+    class Meta:
+        ordering = ["-id"]  # UUIDv7: newest first
+        indexes = [
+            models.Index(fields=["tenant", "-id"], name="usage_by_tenant"),
+            models.Index(fields=["tenant", "priority_class", "window_id"], name="usage_by_window"),
+            models.Index(fields=["reserved_at"], name="usage_open", condition=Q(state=OPEN)),
+        ]
+        constraints = [
+            models.CheckConstraint(condition=Q(state__in=STATES), name="usage_state_known"),
+            models.CheckConstraint(condition=Q(priority_class__in=["", *CLASS_LABELS]), name="usage_class_known"),
+            models.CheckConstraint(
+                condition=Q(cached_tokens__gte=0, prompt_tokens__gte=F("cached_tokens"), output_tokens__gte=0),
+                name="usage_counts_possible",
+            ),
+            models.CheckConstraint(
+                condition=Q(cost_micros__gte=0, reserved_micros__gte=0, reserved_tokens__gte=0),
+                name="usage_amounts_not_negative",
+            ),
+            models.CheckConstraint(
+                condition=Q(state=OPEN, ended_at__isnull=True) | (~Q(state=OPEN) & Q(ended_at__isnull=False)),
+                name="usage_ended_has_a_moment",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.id} {self.state}"
+
+
+class LedgerEntry(models.Model):
+    """One line of the books. Always: inserted, never changed or deleted (trigger and grants); once per (operation, key).
+
+    ``amount_micros``: held by a reserve, charged by a settle, handed back whole by a release (its charge is 0); an adjust
+    is signed (positive = charged), a credit is positive in the tenant's favour. Tokens stand on settle and release.
+    """
+
+    class Kind(models.TextChoices):
+        RESERVE = "reserve", "reserve"
+        SETTLE = "settle", "settle"
+        RELEASE = "release", "release"
+        ADJUST = "adjust", "adjust"
+        CREDIT = "credit", "credit"
+
+    id = models.BigAutoField(primary_key=True)
+    operation_id = models.UUIDField()
+    entry_key = models.CharField(max_length=80)
+    kind = models.CharField(max_length=8, choices=Kind.choices)
+    tenant = _tenant("ledger_entries")
+    amount_micros = models.BigIntegerField()
+    price_version = models.BigIntegerField(default=0)
+    prompt_tokens = models.BigIntegerField(default=0)
+    cached_tokens = models.BigIntegerField(default=0)
+    output_tokens = models.BigIntegerField(default=0)
+    reason = models.CharField(max_length=120, default="")
+    actor = models.CharField(max_length=150)
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+
+    class Meta:
+        ordering = ["id"]
+        verbose_name_plural = "ledger entries"
+        indexes = [models.Index(fields=["tenant", "created_at"], name="ledger_by_tenant")]
+        constraints = [
+            models.UniqueConstraint(fields=["operation_id", "entry_key"], name="ledger_exactly_once"),
+            models.UniqueConstraint(
+                fields=["operation_id"], condition=Q(kind__in=["settle", "release"]), name="ledger_one_end"
+            ),
+            models.CheckConstraint(
+                condition=Q(kind__in=["reserve", "settle", "release"], entry_key=F("kind"))
+                | Q(kind="adjust", entry_key__startswith="adjust:")
+                | Q(kind="credit", entry_key__startswith="credit:"),
+                name="ledger_key_names_the_kind",
+            ),
+            models.CheckConstraint(condition=Q(kind="adjust") | Q(amount_micros__gte=0), name="ledger_amount_sign"),
+            models.CheckConstraint(
+                condition=Q(cached_tokens__gte=0, prompt_tokens__gte=F("cached_tokens"), output_tokens__gte=0),
+                name="ledger_counts_possible",
+            ),
+            models.CheckConstraint(condition=~Q(operation_id=uuid.UUID(int=0)), name="ledger_operation_named"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.operation_id} {self.entry_key} {self.amount_micros}"
+
+
+class Rollup(models.Model):
+    """Sums of the worker-counted ends of one hour. Always: equal to the ledger's; recomputable by ``rollups.rebuild``."""
+
+    tenant = _tenant("rollups")
+    priority_class = models.CharField(max_length=16, choices=CLASS_CHOICES)
+    model = models.CharField(max_length=120)
+    hour = models.DateTimeField()
+    num_requests = models.BigIntegerField()
+    prompt_tokens = models.BigIntegerField()
+    cached_tokens = models.BigIntegerField()
+    output_tokens = models.BigIntegerField()
+    cost_micros = models.BigIntegerField()
+
+    class Meta:
+        ordering = ["-hour", "tenant", "priority_class", "model"]
+        constraints = [
+            models.UniqueConstraint(fields=["tenant", "priority_class", "model", "hour"], name="rollup_one_row"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.tenant_id} {self.priority_class} {self.hour:%Y-%m-%d %H}h"
+
+
+class EngineCount(models.Model):
+    """What one worker says it counted since it opened an epoch: the books' outside witness. Always: only grows."""
+
+    worker_id = models.CharField(max_length=120)
+    epoch = models.BigIntegerField()
+    prompt_tokens = models.BigIntegerField()
+    output_tokens = models.BigIntegerField()
+    seen_at = models.DateTimeField()
+
+    class Meta:
+        ordering = ["worker_id", "epoch"]
+        constraints = [models.UniqueConstraint(fields=["worker_id", "epoch"], name="engine_count_once_per_epoch")]
+
+    def __str__(self) -> str:
+        return f"{self.worker_id} epoch {self.epoch}"
+
+
+class LedgerAlert(models.Model):
+    """Something that must not happen to the books, and did. Always: written once per distinct finding; a person closes it."""
+
+    id = models.BigAutoField(primary_key=True)
+    subject = models.CharField(max_length=120, help_text="operation id, or the entry id where no operation is known")
+    reason = models.CharField(max_length=40)
+    detail = models.JSONField()
+    fingerprint = models.CharField(max_length=64, unique=True, editable=False)
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+    closed_at = models.DateTimeField(null=True, blank=True)
+    closed_by = models.CharField(max_length=150, default="", blank=True)
+
+    class Meta:
+        ordering = ["-id"]
+
+    def __str__(self) -> str:
+        return f"{self.reason} {self.subject}"

@@ -1,0 +1,8 @@
+"""Django's handle on the tenants app."""
+
+from django.apps import AppConfig
+
+
+class TenantsConfig(AppConfig):
+    name = "tenants"
+    verbose_name = "Tenants and policy"

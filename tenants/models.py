@@ -1,0 +1,255 @@
+"""Who may use the platform and under what policy, as rows. Knows constraints; refuses to know how anything is changed (services).
+
+Row-level security binds every table with a ``tenant_id`` (and ``tenants_tenant`` itself): see ``migrations/0002``.
+"""
+
+from __future__ import annotations
+
+import uuid
+import zoneinfo
+
+from django.core.exceptions import ValidationError
+from django.core.validators import RegexValidator
+from django.db import models
+from django.db.models import F, Q
+from django.utils.timezone import now
+
+from scheduler_engine.policy import PriorityClass as ClassName
+
+CLASS_CHOICES = [(name.label, name.label) for name in ClassName]
+CLASS_LABELS = [name.label for name in ClassName]
+MAX_TOKENS_DEFAULT = 512
+
+
+def known_timezone(name: str) -> None:
+    """Money windows are calendar windows of this zone. Raises ValidationError for a name no calendar knows."""
+    if name not in zoneinfo.available_timezones():
+        raise ValidationError(f"{name!r} is no time zone; write one like Europe/Vienna or UTC")
+
+
+class Tenant(models.Model):
+    """A customer. Always: the slug never changes meaning, and a tenant with a ledger is made inactive, never deleted."""
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    slug = models.CharField(
+        max_length=40,
+        unique=True,
+        validators=[RegexValidator(r"^[a-z][a-z0-9-]*\Z", "small letters, digits and hyphens, a letter first")],
+    )
+    name = models.CharField(max_length=120)
+    timezone = models.CharField(max_length=64, default="UTC", validators=[known_timezone])
+    is_active = models.BooleanField(default=True)
+    created_at = models.DateTimeField(default=now, editable=False)
+
+    class Meta:
+        ordering = ["slug"]
+        constraints = [models.CheckConstraint(condition=~Q(slug=""), name="tenant_slug_not_empty")]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Project(models.Model):
+    """A tenant's unit of work; names the class used when a call asks for none."""
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT, related_name="projects")
+    name = models.CharField(max_length=120)
+    default_class = models.CharField(max_length=16, choices=CLASS_CHOICES, default=ClassName.DEFAULT.label)
+    created_by = models.CharField(max_length=150, editable=False)
+    created_at = models.DateTimeField(default=now, editable=False)
+
+    class Meta:
+        ordering = ["tenant", "name"]
+        constraints = [
+            models.UniqueConstraint(fields=["tenant", "name"], name="project_name_once_per_tenant"),
+            models.UniqueConstraint(fields=["tenant", "id"], name="project_reference"),  # target of composite keys
+            models.CheckConstraint(condition=Q(default_class__in=CLASS_LABELS), name="project_class_known"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.tenant_id})"
+
+
+class ApiKey(models.Model):
+    """A key's stored half. Always: the secret itself is nowhere; ``revoked_at`` is set once and never cleared."""
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT, related_name="api_keys")
+    project = models.ForeignKey(Project, on_delete=models.PROTECT, related_name="api_keys")
+    name = models.CharField(max_length=120)
+    public_id = models.CharField(max_length=12, unique=True, editable=False)
+    secret_sha256 = models.CharField(max_length=64, editable=False)
+    last4 = models.CharField(max_length=4, editable=False)
+    created_by = models.CharField(max_length=150, editable=False)
+    created_at = models.DateTimeField(default=now, editable=False)
+    expires_at = models.DateTimeField(null=True, blank=True)
+    revoked_at = models.DateTimeField(null=True, blank=True, editable=False)
+    revoked_by = models.CharField(max_length=150, default="", editable=False)
+    last_used_at = models.DateTimeField(null=True, blank=True, editable=False)
+
+    class Meta:
+        ordering = ["tenant", "name"]
+        verbose_name = "API key"
+        indexes = [models.Index(fields=["tenant", "created_at"], name="key_by_tenant")]
+        constraints = [
+            models.CheckConstraint(condition=Q(public_id__regex=r"^[0-9A-Za-z]{12}$"), name="key_public_id_shape"),
+            models.CheckConstraint(condition=Q(secret_sha256__regex=r"^[0-9a-f]{64}$"), name="key_digest_shape"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.name} …{self.last4}"
+
+
+def _limit(unit: str, **options: object) -> models.BigIntegerField[int | None, int | None]:
+    return models.BigIntegerField(null=True, blank=True, help_text=f"{unit}; empty = no limit, 0 = nothing", **options)  # type: ignore[arg-type]
+
+
+def _not_negative(prefix: str, *fields: str) -> list[models.CheckConstraint]:
+    return [
+        models.CheckConstraint(
+            condition=Q(**{f"{field}__gte": 0}),
+            name=f"{prefix}_{field}_not_negative",
+            violation_error_message=f"{field.replace('_', ' ')} cannot be below 0",
+        )
+        for field in fields
+    ]
+
+
+def _at_least_one(prefix: str, *fields: str) -> list[models.CheckConstraint]:
+    return [
+        models.CheckConstraint(
+            condition=Q(**{f"{field}__gte": 1}),
+            name=f"{prefix}_{field}_positive",
+            violation_error_message=f"{field.replace('_', ' ')} must be at least 1",
+        )
+        for field in fields
+    ]
+
+
+def _percent(prefix: str, *fields: str) -> list[models.CheckConstraint]:
+    return [
+        models.CheckConstraint(
+            condition=Q(**{f"{field}__gte": 0, f"{field}__lte": 100}),
+            name=f"{prefix}_{field}_percent",
+            violation_error_message=f"{field.replace('_', ' ')} must lie between 0 and 100",
+        )
+        for field in fields
+    ]
+
+
+class PriorityClass(models.Model):
+    """Parameters of one of the three classes; the fields of ``scheduler_engine.policy.ClassPolicy``.
+
+    Always: exactly three rows exist, made by migration; they are edited, never added or deleted.
+    """
+
+    label = models.CharField(primary_key=True, max_length=16, choices=CLASS_CHOICES)
+    ttft_target_ms = models.BigIntegerField(null=True, blank=True, help_text="ms to the first token; empty = none")
+    tbt_target_ms = models.BigIntegerField(null=True, blank=True, help_text="ms between tokens; empty = none")
+    hard_deadline_ms = models.BigIntegerField(null=True, blank=True, help_text="ms; later than this is shed")
+    max_queue_wait_ms = _limit("ms in the queue")
+    floor_percent = models.IntegerField(help_text="% of GPU time that is kept for this class")
+    cap_slots_percent = models.IntegerField(help_text="% of all slots")
+    cap_memory_percent = models.IntegerField(help_text="% of all KV blocks")
+    patience_steps = models.IntegerField(null=True, blank=True, help_text="steps before it preempts a lower class")
+    patience_ms = models.BigIntegerField(null=True, blank=True, help_text="ms before it preempts; both empty = never")
+    fairness_gap_ms = models.BigIntegerField(help_text="GPU-ms one tenant may be ahead of another")
+    quantum_steps = models.IntegerField(help_text="steps before a tenant may be displaced by its own class")
+    step_cap_percent = models.IntegerField(help_text="% of the tightest active first-token target one step may take")
+    token_budget_max = models.IntegerField(help_text="tokens in one step")
+    chunk_max = models.IntegerField(help_text="prompt tokens of one request in one step, at most")
+    chunk_min = models.IntegerField(help_text="… and at least")
+    bypass_limit = models.IntegerField(help_text="times the head may be overtaken before room is kept for it")
+    max_preemptions = models.IntegerField(help_text="times one request may be preempted")
+    governor_on_percent = models.IntegerField(help_text="% of time lost to preemption that stops preempting")
+    governor_off_percent = models.IntegerField(help_text="% that allows it again")
+
+    class Meta:
+        ordering = ["label"]
+        verbose_name_plural = "priority classes"
+        constraints = [
+            models.CheckConstraint(condition=Q(label__in=CLASS_LABELS), name="class_label_known"),
+            *_percent("class", "floor_percent", "cap_slots_percent", "cap_memory_percent"),
+            *_percent("class", "step_cap_percent", "governor_on_percent", "governor_off_percent"),
+            *_not_negative("class", "max_queue_wait_ms", "patience_steps", "patience_ms", "fairness_gap_ms"),
+            *_not_negative("class", "bypass_limit", "max_preemptions"),
+            *_at_least_one("class", "ttft_target_ms", "tbt_target_ms", "hard_deadline_ms", "quantum_steps"),
+            *_at_least_one("class", "step_cap_percent", "chunk_min"),
+            models.CheckConstraint(
+                condition=Q(chunk_min__lte=F("chunk_max")) & Q(chunk_max__lte=F("token_budget_max")),
+                name="class_chunks_fit_the_budget",
+                violation_error_message="chunk min ≤ chunk max ≤ token budget max must hold",
+            ),
+            models.CheckConstraint(
+                condition=Q(governor_off_percent__lte=F("governor_on_percent")),
+                name="class_governor_has_a_band",
+                violation_error_message="governor off percent must not lie above governor on percent",
+            ),
+            models.CheckConstraint(
+                condition=Q(patience_steps__isnull=True) | Q(patience_ms__isnull=True),
+                name="class_one_patience",
+                violation_error_message="patience is in steps or in ms, not both",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.label
+
+
+class QuotaPolicy(models.Model):
+    """One cell of the matrix tenant x class; the fields of ``scheduler_engine.policy.TenantClassPolicy``."""
+
+    class Window(models.TextChoices):
+        DAY = "day", "day"
+        MONTH = "month", "month"
+
+    tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT, related_name="quotas")
+    priority_class = models.CharField(max_length=16, choices=CLASS_CHOICES)
+    allowed = models.BooleanField(default=True)
+    weight = models.IntegerField(default=1, help_text="share of GPU time inside the class, relative to other tenants")
+    value_micros = models.BigIntegerField(default=1, help_text="worth of one token when overload forces a choice")
+    requests_per_minute = _limit("requests/min")
+    tokens_per_minute = _limit("tokens/min")
+    concurrency = _limit("requests at once")
+    money_micros = _limit("micro-units of money per window")
+    money_window = models.CharField(max_length=8, choices=Window.choices, default=Window.MONTH)
+    default_max_tokens = models.IntegerField(default=MAX_TOKENS_DEFAULT, help_text="when a call names no max_tokens")
+    max_tokens_cap = _limit("output tokens per call")
+    hard_deadline_ms = models.BigIntegerField(null=True, blank=True, help_text="ms to the first token; later is shed")
+
+    class Meta:
+        ordering = ["tenant", "priority_class"]
+        verbose_name = "quota"
+        verbose_name_plural = "quota matrix"
+        constraints = [
+            models.UniqueConstraint(fields=["tenant", "priority_class"], name="quota_one_cell"),
+            models.CheckConstraint(condition=Q(priority_class__in=CLASS_LABELS), name="quota_class_known"),
+            models.CheckConstraint(condition=Q(money_window__in=["day", "month"]), name="quota_window_known"),
+            *_at_least_one("quota", "weight", "default_max_tokens", "hard_deadline_ms"),
+            *_not_negative("quota", "value_micros", "requests_per_minute", "tokens_per_minute", "concurrency"),
+            *_not_negative("quota", "money_micros", "max_tokens_cap"),
+            models.CheckConstraint(
+                condition=Q(max_tokens_cap__isnull=True) | Q(default_max_tokens__lte=F("max_tokens_cap")),
+                name="quota_default_within_cap",
+                violation_error_message="default max tokens must not lie above max tokens cap",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.tenant_id} / {self.priority_class}"
+
+
+class PolicyVersion(models.Model):
+    """A whole policy as it was at one moment. Always: written once; ``document`` is ``snapshot_to_dict`` of it."""
+
+    version = models.BigAutoField(primary_key=True)
+    document = models.JSONField()
+    actor = models.CharField(max_length=150)
+    created_at = models.DateTimeField(default=now, editable=False)
+
+    class Meta:
+        ordering = ["-version"]
+
+    def __str__(self) -> str:
+        return f"version {self.version} by {self.actor}"
