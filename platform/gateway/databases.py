@@ -1,0 +1,60 @@
+"""The three database roles as Django aliases, and who of them may migrate.
+
+``default`` is app_ops (admin, settler, look-ups before a tenant is known), ``tenant`` is app_rw under row-level
+security, ``owner`` is app_owner and only migrates. All three address one database.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db.models import Model
+
+ALIASES = {"default": "DATABASE_URL", "tenant": "DATABASE_TENANT_URL", "owner": "DATABASE_OWNER_URL"}
+
+
+def database_settings(urls: dict[str, str]) -> dict[str, dict[str, Any]]:
+    """Django's DATABASES. ``urls`` is by alias; an alias without one gets a backend that refuses every use."""
+    return {alias: _one(alias, urls.get(alias, "")) for alias in ALIASES}
+
+
+def pool_size() -> int:
+    """Connections that one process may hold per role; a process of ``manage.py up`` needs few."""
+    return int(os.environ.get("DATABASE_POOL_SIZE", "4"))
+
+
+def _one(alias: str, url: str) -> dict[str, Any]:
+    # In tests all tables are emptied by their owner, since the other two roles may not truncate.
+    test = {} if alias == "owner" else {"MIRROR": "owner"}
+    if not url:
+        return {"ENGINE": "django.db.backends.dummy", "TEST": test}
+    parts = urlsplit(url)
+    if parts.scheme not in ("postgres", "postgresql") or not parts.path.strip("/"):
+        raise ImproperlyConfigured(f"{ALIASES[alias]} must look like postgresql://role:password@host:5432/database.")
+    options: dict[str, Any] = dict(parse_qsl(parts.query))
+    if alias != "owner":
+        options["pool"] = {"min_size": 0, "max_size": pool_size(), "timeout": 5}
+    return {
+        "ENGINE": "django.db.backends.postgresql",
+        "NAME": parts.path.strip("/"),
+        "USER": unquote(parts.username or ""),
+        "PASSWORD": unquote(parts.password or ""),
+        "HOST": parts.hostname or "",
+        "PORT": str(parts.port or ""),
+        "CONN_MAX_AGE": 0,
+        "OPTIONS": options,
+        "TEST": test,
+    }
+
+
+class OwnerMigrates:
+    """Database router. Always: tables are made and changed by their owner alone; every alias is the same database."""
+
+    def allow_migrate(self, db: str, app_label: str, model_name: str | None = None, **hints: Any) -> bool:
+        return db == "owner"
+
+    def allow_relation(self, first: Model, second: Model, **hints: Any) -> bool:
+        return True

@@ -1,0 +1,155 @@
+"""Django's settings, all of them, from the environment.
+
+Where the environment names no database, the services that ``manage.py up`` keeps in the data folder are used, so that
+``manage.py shell`` in a second terminal works. An empty DATABASE_URL means: no database at all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from gateway.databases import ALIASES, database_settings
+from gateway.embedded.service import kept_secret
+
+BASE_DIR = Path(__file__).resolve().parents[2]
+DATA_DIR = Path(os.environ.get("RUBATO_DATA") or BASE_DIR / ".rubato").resolve()
+SERVICES_FILE = DATA_DIR / "services.json"
+
+
+def _services() -> dict[str, str]:
+    """Addresses by environment name: given ones win, else those of the data folder."""
+    names = [*ALIASES.values(), "REDIS_URL"]
+    known = json.loads(SERVICES_FILE.read_text(encoding="utf-8")) if SERVICES_FILE.exists() else {}
+    return {name: os.environ.get(name, known.get(name, "")) for name in names}
+
+
+def _flag(name: str) -> bool:
+    return os.environ.get(name, "") in ("1", "true", "yes")
+
+
+_addresses = _services()
+
+DEBUG = _flag("DEBUG")
+SECRET_KEY = os.environ.get("SECRET_KEY") or kept_secret(DATA_DIR / "secret-key")
+ALLOWED_HOSTS = os.environ.get("ALLOWED_HOSTS", "localhost,127.0.0.1,[::1]").split(",")
+CSRF_TRUSTED_ORIGINS = [origin for origin in os.environ.get("CSRF_TRUSTED_ORIGINS", "").split(",") if origin]
+
+ROOT_URLCONF = "gateway.urls"
+ASGI_APPLICATION = "gateway.asgi.application"
+INSTALLED_APPS = [
+    "django.contrib.admin",
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "whitenoise.runserver_nostatic",
+    "django.contrib.staticfiles",
+    "rest_framework",
+    "channels",
+    "tenants",
+    "billing",
+    "gateway",
+]
+MIDDLEWARE = [
+    "django.middleware.security.SecurityMiddleware",
+    "whitenoise.middleware.WhiteNoiseMiddleware",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+]
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "DIRS": [BASE_DIR / "templates"],
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ],
+        },
+    },
+]
+
+# One database, three roles: gateway/databases.py.
+DATABASES: dict[str, dict[str, Any]] = database_settings({alias: _addresses[name] for alias, name in ALIASES.items()})
+DATABASE_ROUTERS = ["gateway.databases.OwnerMigrates"]
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+
+# Redis or Valkey: limits, the Bus, Celery's broker, and pings to consoles (never tokens).
+REDIS_URL = _addresses["REDIS_URL"]
+CHANNEL_LAYERS: dict[str, dict[str, Any]] = {
+    "default": {
+        "BACKEND": "channels_redis.pubsub.RedisPubSubChannelLayer",
+        # redis-py waits 5 s on a socket by default; the layer's own blocking reads last as long and would be cut.
+        "CONFIG": {"hosts": [{"address": REDIS_URL, "socket_timeout": 60}], "prefix": "rubato:channels"},
+    },
+}
+CELERY_BROKER_URL = REDIS_URL
+CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
+CELERY_BROKER_TRANSPORT_OPTIONS = {"visibility_timeout": 3600, "global_keyprefix": "rubato:celery:"}
+CELERY_TASK_IGNORE_RESULT = True  # states live in our own tables
+CELERY_TASK_ACKS_LATE = True
+CELERY_WORKER_PREFETCH_MULTIPLIER = 1
+CELERY_TIMEZONE = "UTC"
+CELERY_BEAT_SCHEDULE_FILENAME = str(DATA_DIR / "celery-beat-schedule")
+
+# The product.
+RUBATO_POLICY_PUBLISHER = "gateway.policy_feed.publish"
+RUBATO_KEY_PUBLISHER = "gateway.policy_feed.revoked"
+RUBATO_EXECUTOR = os.environ.get("RUBATO_EXECUTOR", "model")  # "model" or "simulated"
+RUBATO_MODEL_PATH = os.environ.get("RUBATO_MODEL_PATH", "")
+RUBATO_REDIS_PREFIX = os.environ.get("RUBATO_REDIS_PREFIX", "rubato:")
+RUBATO_BODY_LIMIT_BYTES = int(os.environ.get("RUBATO_BODY_LIMIT_BYTES", 1_048_576))
+RUBATO_KEY_ENVIRONMENT = os.environ.get("RUBATO_KEY_ENVIRONMENT", "demo")  # the <env> of sk_<env>_…
+
+LANGUAGE_CODE = "en"
+USE_I18N = False
+USE_TZ = True
+TIME_ZONE = "UTC"
+
+AUTH_PASSWORD_VALIDATORS = [
+    {"NAME": f"django.contrib.auth.password_validation.{name}"}
+    for name in ("UserAttributeSimilarityValidator", "MinimumLengthValidator", "CommonPasswordValidator")
+]
+LOGIN_URL = "admin:login"
+
+STATIC_URL = "static/"
+STATIC_ROOT = BASE_DIR / "staticfiles"
+WHITENOISE_USE_FINDERS = True  # no collectstatic between a fresh clone and the first page
+STORAGES = {
+    "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
+    "staticfiles": {"BACKEND": "django.contrib.staticfiles.storage.StaticFilesStorage"},
+}
+
+# Behind TLS (HTTPS=1) cookies and transport are locked to it; the loopback demo speaks plain HTTP.
+_https = _flag("HTTPS")
+SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if _https else None
+SECURE_SSL_REDIRECT = _https
+SECURE_HSTS_SECONDS = 31_536_000 if _https else 0
+SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = _https
+SESSION_COOKIE_HTTPONLY = True
+SECURE_CONTENT_TYPE_NOSNIFF = True
+SECURE_REFERRER_POLICY = "same-origin"
+X_FRAME_OPTIONS = "DENY"
+DATA_UPLOAD_MAX_MEMORY_SIZE = RUBATO_BODY_LIMIT_BYTES
+
+REST_FRAMEWORK = {
+    "DEFAULT_AUTHENTICATION_CLASSES": ["rest_framework.authentication.SessionAuthentication"],
+    "DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAdminUser"],
+}
+
+LOGGING = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "formatters": {"line": {"format": "{levelname} {name}: {message}", "style": "{"}},
+    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
+    "root": {"handlers": ["stderr"], "level": os.environ.get("LOG_LEVEL", "INFO")},
+}

@@ -1,0 +1,8 @@
+"""Django's own pages. ``/v1`` and ``/metrics`` never come here: asgi.py routes them before Django."""
+
+from django.contrib import admin
+from django.urls import path
+
+urlpatterns = [
+    path("admin/", admin.site.urls),
+]

@@ -1,0 +1,117 @@
+"""The world that tests run in: an embedded PostgreSQL and Valkey of their own, started by the first test that asks.
+
+Nothing of a running ``manage.py up`` is ever touched: the addresses found in the data folder are thrown away first.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from django.conf import settings
+from django.db import connections
+from pytest_django import DjangoDbBlocker, Settings
+
+from gateway.databases import ALIASES, database_settings
+from gateway.embedded import EmbeddedPostgres, EmbeddedValkey, running
+
+UNREACHABLE = "127.0.0.1:1"
+_ROLE_OF_ALIAS = {"default": "app_ops", "tenant": "app_rw", "owner": "app_owner"}
+
+
+def _point_django_at(urls: dict[str, str], redis_url: str) -> None:
+    """Change the settings in place; Django was set up before any fixture could run."""
+    for alias, fresh in connections.configure_settings(database_settings(urls)).items():
+        settings.DATABASES[alias].update(fresh)
+    for made_earlier in connections.all(initialized_only=True):
+        del connections[made_earlier.alias]
+    settings.REDIS_URL = settings.CELERY_BROKER_URL = redis_url
+    settings.CHANNEL_LAYERS["default"]["CONFIG"]["hosts"][0]["address"] = redis_url
+
+
+def pytest_configure() -> None:
+    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+    _point_django_at(
+        {alias: f"postgresql://{role}@{UNREACHABLE}/none" for alias, role in _ROLE_OF_ALIAS.items()},
+        f"redis://{UNREACHABLE}/0",
+    )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test that uses the database may use it in all three roles."""
+    for item in items:
+        marker = item.get_closest_marker("django_db")
+        names = getattr(item, "fixturenames", ())
+        if marker is None and "transactional_db" in names:
+            item.add_marker(pytest.mark.django_db(transaction=True, databases="__all__"), append=False)
+        elif marker is not None or "db" in names:
+            keywords = {"databases": "__all__", **(marker.kwargs if marker else {})}
+            item.add_marker(pytest.mark.django_db(**keywords), append=False)
+
+
+@pytest.fixture(scope="session")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
+    """A server with an empty database and the three roles; tests of Django code want ``db`` or ``transactional_db``."""
+    folder = tmp_path_factory.mktemp("postgres")
+    server = EmbeddedPostgres(folder, durable=False)
+    with running(server, folder / "log"):
+        yield server
+
+
+@pytest.fixture(scope="session")
+def valkey_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server of the session's own. Tests share it: use a key prefix of your own, or ``flushdb`` before."""
+    folder = tmp_path_factory.mktemp("valkey")
+    server = EmbeddedValkey(folder)
+    with running(server, folder / "log"):
+        yield server.url
+
+
+@pytest.fixture(scope="session")
+def database_urls(postgres: EmbeddedPostgres) -> dict[str, str]:
+    """URL per Django alias, for code that connects by itself."""
+    return {alias: postgres.url(role) for alias, role in _ROLE_OF_ALIAS.items()}
+
+
+@pytest.fixture(scope="session")
+def django_db_setup(
+    django_test_environment: None, django_db_blocker: DjangoDbBlocker, database_urls: dict[str, str]
+) -> Iterator[None]:
+    """Tables made by app_owner; tests then run as app_ops (alias default) and app_rw (alias tenant).
+
+    Two aliases are two connections: a test that writes with one and reads with the other wants ``transactional_db``.
+    """
+    from django.core.management import call_command
+
+    _point_django_at(database_urls, settings.REDIS_URL)
+    with django_db_blocker.unblock():
+        call_command("migrate", database="owner", verbosity=0)
+        yield
+        for connection in connections.all():
+            connection.close()
+            connection.close_pool()
+
+
+@pytest.fixture
+def valkey(valkey_url: str, settings: Settings) -> str:
+    """An empty Valkey that Django's settings point at."""
+    import redis
+
+    with redis.Redis.from_url(valkey_url) as client:
+        client.flushdb()
+    settings.REDIS_URL = valkey_url
+    return valkey_url
+
+
+@pytest.fixture
+def service_environment(transactional_db: None, database_urls: dict[str, str], valkey: str) -> dict[str, str]:
+    """Environment for a subprocess (``manage.py …``) that shall use the test's own services."""
+    urls = {name: database_urls[alias] for alias, name in ALIASES.items()}
+    return {**os.environ, **urls, "REDIS_URL": valkey, "DJANGO_SETTINGS_MODULE": "gateway.settings"}
+
+
+@pytest.fixture(scope="session")
+def project_root() -> Path:
+    return Path(__file__).resolve().parent.parent
