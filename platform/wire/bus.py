@@ -1,8 +1,8 @@
 """The Bus: the one door between gateways, workers and the settler, as protocols.
 
 Two implementations stand under one set of promises (tests/wire): ``memory_bus`` and ``redis_bus``.
-Promises: an entry is delivered in order and at least once to its reader; nothing is lost in silence (a full stream raises BusFull);
-a fenced worker cannot publish; unknown or newer messages arrive as ``BadEntry``, never as an exception.
+Promises: an entry is delivered in order and at least once to its reader; nothing is lost in silence (a full stream raises
+BusFull); a fenced worker cannot publish; unknown or newer messages arrive as ``BadEntry``, never as an exception.
 """
 
 from __future__ import annotations
@@ -19,7 +19,14 @@ class BusError(Exception):
 
 
 class BusFull(BusError):
-    """A stream stands at its hard length: overload, to be answered 503."""
+    """A stream stands at its hard length: overload, to be answered 503.
+
+    ``gateway_id`` names the reader that does not read, when it is a gateway's outbox that is full.
+    """
+
+    def __init__(self, message: str, gateway_id: str | None = None) -> None:
+        super().__init__(message)
+        self.gateway_id = gateway_id
 
 
 class Fenced(BusError):
@@ -38,7 +45,8 @@ class BadEntry:
 class StepOutput:
     """All a worker says after one step; published in one atomic call after the epoch check.
 
-    ``outputs`` are the finished responses' whole token ids per choice, kept for 10 minutes so that any gateway can render them again.
+    ``outputs`` are the finished responses' whole token ids per choice, kept for 10 minutes so that any gateway can
+    render them again.
     """
 
     to_gateways: Mapping[str, Sequence[ToGateway]] = field(default_factory=dict)
@@ -51,20 +59,26 @@ class StepOutput:
 
 
 class WorkerBus(Protocol):
-    """Synchronous, used from the worker's I/O thread (``receive``, ``publish_load``) and its sender thread (``publish``)."""
+    """Synchronous: ``receive`` and ``publish_load`` belong to the worker's I/O thread, ``publish`` to its sender."""
 
     worker_id: str
 
     def open(self) -> int:
-        """Take a new epoch, fencing any older one of this worker_id, and empty the inbox of work sent to it. Returns the epoch."""
+        """Take a new epoch, fencing any older one of this worker_id, and empty the inbox of work sent to it."""
         ...
 
     def receive(self, timeout_s: float) -> Sequence[ToWorker | BadEntry]:
-        """Wait up to ``timeout_s`` for input. Entries are trimmed once returned. A policy change arrives here as PolicyChanged."""
+        """Wait up to ``timeout_s`` for input; entries are trimmed once returned. A new policy arrives as PolicyChanged.
+
+        Raises Fenced or BusError.
+        """
         ...
 
     def publish(self, output: StepOutput) -> None:
-        """Raises Fenced, BusFull or BusError; nothing of ``output`` is visible then. May be retried with the same output."""
+        """All or nothing. Raises Fenced or BusFull (nothing of ``output`` is visible) or BusError (all of it may be).
+
+        The very same ``output`` may be published again after a BusError: it is not seen twice.
+        """
         ...
 
     def publish_load(self, load: LoadSnapshot) -> None:
@@ -100,7 +114,11 @@ class GatewayBus(Protocol):
         ...
 
     async def append_usage(self, message: ToLedger) -> None:
-        """Append to the durable usage stream outside an admit script (Released)."""
+        """Append to the durable usage stream outside an admit script. A Released also ends the response's record."""
+        ...
+
+    async def fence(self, worker_id: str, epoch: int) -> bool:
+        """Declare this epoch of a worker dead. False when it has already gone on to another one."""
         ...
 
     async def heartbeat(self) -> None: ...

@@ -1,0 +1,113 @@
+"""Names and shapes of everything the platform keeps in Redis (or Valkey), in one place. Refuses to know a client.
+
+Every name stands behind a prefix, ``rubato:`` unless a test says otherwise.
+
+======================  =======  ==========================================================================================
+``workers``             set      ids of workers that ever opened; ``gateways``: of gateways with a heartbeat
+``worker:{id}:epoch``   string   integer epoch, or ``fenced:<epoch>``; absent = never opened
+``worker:{id}:inbox``   stream   gateway -> worker; emptied by ``open`` in the same script that takes the new epoch
+``worker:{id}:load``    string   LoadSnapshot, TTL 2 s: the worker's heartbeat (EXISTS = alive)
+``worker:{id}:sent``    string   number of this epoch's last committed publish: a repeated one is not seen twice
+``gateway:{id}:alive``  string   TTL 15 s, set by ``heartbeat`` (call it every 2 s): EXISTS = alive
+``gateway:{id}:outbox`` stream   worker -> gateway, one entry = all of one step for that gateway; TTL 10 min
+``usage``               stream   durable: Reserved (admit script), Usage (publish), Released; consumer group ``settler``
+``response:{id}``       hash     the record of one response, below
+``output:{id}``         string   finished token ids per choice, TTL 10 min
+``policy:current``      string   JSON {"version": 7, "policy": snapshot_to_dict(...), other keys the worker ignores}
+``policy:version``      string   the version alone, so that a poll is cheap; both are written by ``write_policy``
+``policy:changed``      channel  pinged with the version by ``write_policy``; everybody also polls every 500 ms
+======================  =======  ==========================================================================================
+
+Body of every stream entry: one field ``m`` = ``wire.codec.encode([...messages])``.
+
+**The record** ``response:{id}`` is written by the gateway's admit script and ended by ``settle.lua``: inside ``publish`` for a
+Usage, inside ``append_usage`` for a Released. Lists are JSON text, keys in them full names with prefix, amounts integers:
+
+- ``state`` open | done; ``gateway``, ``worker`` (may be set later, at dispatch), ``attempt``, ``tenant``, ``cls`` (label)
+- ``lease_keys`` ["key", ...]: sorted sets; the end does ZREM key response_id
+- ``token_refunds`` [["key", reserved], ...]: token buckets, hashes with ``level`` (tokens left, may have a fraction) and
+  ``capacity``; the end does level = min(capacity, level + reserved - used), used = charged prompt + output tokens.
+  A bucket that is gone (expired = full) is left alone.
+- ``request_refunds`` [["key", 1], ...]: the same, whole, and only when the response was refused (``shed`` or Released)
+- ``money_keys`` ["key", ...]: hashes of a money window; the end does HINCRBY open -money_reserved, settled +cost
+- ``money_reserved`` micros; ``price_prompt``, ``price_cached``, ``price_output``: micros per million tokens, as reserved
+- written by the end: ``state`` done, ``terminal``, ``prompt_tokens``, ``cached_tokens``, ``output_tokens``,
+  ``cost_micros``; then EXPIRE 600
+
+cost = ceil(((prompt - cached) * price_prompt + cached * price_cached + output * price_output) / 1,000,000), once per
+response; 0 for ``shed``, ``failed_platform``, ``expired`` and Released, whose tokens go back to the buckets whole.
+The end is idempotent by ``state`` and takes only the record's current ``attempt``.
+
+**Lost workers.** A gateway remembers the epoch it saw in the LoadSnapshot when it sent a Submit. Another epoch later, or no
+load for 2 s and then a successful ``fence``, means: drain the outbox once more; what has not ended is lost with its worker
+(Released, or a new dispatch with attempt + 1).
+
+**Batches.** A Finished lies in the same entry as its last Tokens, behind them: look at the whole batch before showing text,
+since ``ChoiceEnd.visible_bytes`` may cut it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+USAGE_GROUP = "settler"
+ENTRY_FIELD = b"m"
+LOAD_LIFETIME_MS = 2_000
+GATEWAY_LIFETIME_MS = 15_000
+DONE_LIFETIME_S = 600
+POLICY_POLL_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Builds every name. Always: two prefixes never share a key."""
+
+    prefix: str = "rubato:"
+
+    @property
+    def workers(self) -> str:
+        return f"{self.prefix}workers"
+
+    @property
+    def gateways(self) -> str:
+        return f"{self.prefix}gateways"
+
+    @property
+    def usage(self) -> str:
+        return f"{self.prefix}usage"
+
+    @property
+    def policy_current(self) -> str:
+        return f"{self.prefix}policy:current"
+
+    @property
+    def policy_version(self) -> str:
+        return f"{self.prefix}policy:version"
+
+    @property
+    def policy_changed(self) -> str:
+        return f"{self.prefix}policy:changed"
+
+    def epoch(self, worker_id: str) -> str:
+        return f"{self.prefix}worker:{worker_id}:epoch"
+
+    def inbox(self, worker_id: str) -> str:
+        return f"{self.prefix}worker:{worker_id}:inbox"
+
+    def load(self, worker_id: str) -> str:
+        return f"{self.prefix}worker:{worker_id}:load"
+
+    def sent(self, worker_id: str) -> str:
+        return f"{self.prefix}worker:{worker_id}:sent"
+
+    def alive(self, gateway_id: str) -> str:
+        return f"{self.prefix}gateway:{gateway_id}:alive"
+
+    def outbox(self, gateway_id: str) -> str:
+        return f"{self.prefix}gateway:{gateway_id}:outbox"
+
+    def response(self, response_id: str) -> str:
+        return f"{self.prefix}response:{response_id}"
+
+    def output(self, response_id: str) -> str:
+        return f"{self.prefix}output:{response_id}"
