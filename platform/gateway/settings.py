@@ -52,6 +52,7 @@ INSTALLED_APPS = [
     "tenants",
     "billing",
     "gateway",
+    "gateway.console",
 ]
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",

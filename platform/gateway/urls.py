@@ -1,8 +1,9 @@
 """Django's own pages. ``/v1`` and ``/metrics`` never come here: asgi.py routes them before Django."""
 
 from django.contrib import admin
-from django.urls import path
+from django.urls import include, path
 
 urlpatterns = [
     path("admin/", admin.site.urls),
+    path("", include("gateway.console.urls")),
 ]

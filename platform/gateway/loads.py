@@ -1,0 +1,32 @@
+"""Where /metrics and the live page find the workers' newest LoadSnapshots, whichever Bus this process has open.
+
+Knows one callable, set by the gateway's runtime when it opens its Bus; refuses to know which Bus that is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+
+from wire.bus import BusError
+from wire.messages import LoadSnapshot
+
+Loads = Callable[[], Awaitable[Sequence[LoadSnapshot]]]
+
+
+class LoadSource:
+    """Always: reads from the callable given last, and raises BusError while there is none."""
+
+    def __init__(self) -> None:
+        self._read: Loads | None = None
+
+    def read_from(self, loads: Loads | None) -> None:
+        """The runtime calls this with ``bus.loads`` at its start and with None at its end."""
+        self._read = loads
+
+    async def __call__(self) -> Sequence[LoadSnapshot]:
+        if self._read is None:
+            raise BusError("this gateway has no Bus open")
+        return await self._read()
+
+
+loads = LoadSource()
