@@ -1,4 +1,4 @@
-"""The wiring that every other database test stands on: three aliases, three roles, one database, empty at each start."""
+"""The wiring under every other database test: three aliases, three roles, one database, empty at each start."""
 
 from __future__ import annotations
 

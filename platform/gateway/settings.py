@@ -103,6 +103,7 @@ CELERY_TIMEZONE = "UTC"
 CELERY_BEAT_SCHEDULE_FILENAME = str(DATA_DIR / "celery-beat-schedule")
 
 # The product.
+RUBATO_POLICY_DOCUMENT = "billing.selectors.current_policy_document"
 RUBATO_POLICY_PUBLISHER = "gateway.policy_feed.publish"
 RUBATO_KEY_PUBLISHER = "gateway.policy_feed.revoked"
 RUBATO_EXECUTOR = os.environ.get("RUBATO_EXECUTOR", "model")  # "model" or "simulated"
