@@ -1,0 +1,322 @@
+"""The live picture: what a frame says of the snapshots that came, and of those that stayed away."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gateway.console.board import LiveBoard
+from gateway.console.feed import LiveFeed
+from gateway.console.quantiles import quantile_ms, since
+from scheduler_engine.policy import PriorityClass
+from wire.bus import BusError
+from wire.messages import HISTOGRAM_BOUNDS_MS, BoardRow, ClassSnapshot, Histogram, LoadSnapshot
+
+SECOND_US = 1_000_000
+
+
+def histogram(**counts_by_bound: int) -> Histogram:
+    bounds = [f"le_{bound}" for bound in HISTOGRAM_BOUNDS_MS] + ["rest"]
+    return Histogram(counts=tuple(counts_by_bound.get(bound, 0) for bound in bounds), sum_us=0)
+
+
+def a_class(priority_class: PriorityClass, output_tokens: int = 0, **changes: Any) -> ClassSnapshot:
+    quiet = ClassSnapshot(
+        priority_class=priority_class,
+        num_waiting=0,
+        num_running=0,
+        num_suspended=0,
+        waiting_gpu_us=0,
+        estimated_start_q50_us=0,
+        estimated_start_q90_us=0,
+        closed=False,
+        retry_after_us=None,
+        prompt_tokens=0,
+        output_tokens=output_tokens,
+        queue_wait=histogram(),
+        ttft=histogram(),
+        preemptions=(),
+        shed=(),
+    )
+    return replace(quiet, **changes)
+
+
+def a_load(step: int = 1, chat: dict[str, Any] | None = None, **changes: Any) -> LoadSnapshot:
+    load = LoadSnapshot(
+        worker_id="worker-1",
+        epoch=1,
+        model="smollm2",
+        ready=True,
+        draining=False,
+        max_model_len=2_048,
+        last_step_age_us=0,
+        step=step,
+        num_blocks=100,
+        num_free_blocks=25,
+        num_host_blocks=40,
+        num_free_host_blocks=30,
+        num_slots=8,
+        num_free_slots=8,
+        policy_version=1,
+        prompt_tokens_total=0,
+        output_tokens_total=0,
+        busy_us_total=0,
+        classes=(
+            a_class(PriorityClass.INTERACTIVE, **(chat or {})),
+            a_class(PriorityClass.DEFAULT),
+            a_class(PriorityClass.BATCH),
+        ),
+    )
+    return replace(load, **changes)
+
+
+def worker_of(board: LiveBoard, now_us: int) -> dict[str, Any]:
+    [worker] = board.frame(now_us)["workers"]
+    return worker
+
+
+def test_a_repeated_snapshot_is_no_news() -> None:
+    board = LiveBoard()
+
+    assert board.hear([a_load(step=1)], 0)
+    assert not board.hear([a_load(step=1)], 100_000)
+    assert board.hear([a_load(step=2)], 200_000)
+
+
+def test_pools_are_told_as_used_of_total() -> None:
+    board = LiveBoard()
+    board.hear([a_load()], 0)
+
+    worker = worker_of(board, 0)
+
+    assert worker["device"] == {"total": 100, "used": 75}
+    assert worker["host"] == {"total": 40, "used": 10}
+
+
+def test_a_rate_is_over_the_last_five_seconds() -> None:
+    board = LiveBoard()
+    for second, tokens in enumerate([0, 1_000, 1_000, 1_010, 1_020, 1_030, 1_040]):
+        board.hear([a_load(step=second, output_tokens_total=tokens)], second * SECOND_US)
+
+    assert worker_of(board, 6 * SECOND_US)["output_per_s"] == pytest.approx(8.0)
+
+
+def test_there_is_no_rate_before_two_readings_lie_a_second_apart() -> None:
+    board = LiveBoard()
+    board.hear([a_load(step=1, output_tokens_total=0)], 0)
+    board.hear([a_load(step=2, output_tokens_total=50)], 250_000)
+
+    assert worker_of(board, 250_000)["output_per_s"] is None
+    assert worker_of(board, 250_000)["busy_percent"] is None
+
+
+def test_busy_is_the_share_of_time_spent_in_steps() -> None:
+    board = LiveBoard()
+    board.hear([a_load(step=1, busy_us_total=0)], 0)
+    board.hear([a_load(step=2, busy_us_total=1_500_000)], 2 * SECOND_US)
+
+    assert worker_of(board, 2 * SECOND_US)["busy_percent"] == 75
+
+
+def test_ttft_is_told_for_the_last_minute_and_since_the_start() -> None:
+    board = LiveBoard()
+    slow, both = {"ttft": histogram(le_5000=4)}, {"ttft": histogram(le_50=4, le_5000=4)}
+    board.hear([a_load(step=1, chat=slow)], 0)
+    board.hear([a_load(step=2, chat=both)], 30 * SECOND_US)
+
+    chat = worker_of(board, 30 * SECOND_US)["classes"][0]
+
+    assert chat["ttft_recent_ms"][1] <= 50
+    assert chat["ttft_ms"][1] > 2_000
+
+
+def test_what_happened_over_a_minute_ago_is_not_recent() -> None:
+    board = LiveBoard()
+    quick = {"ttft": histogram(le_50=4)}
+    for second in range(0, 90, 1):
+        board.hear([a_load(step=second, chat=quick if second else {})], second * SECOND_US)
+
+    chat = worker_of(board, 89 * SECOND_US)["classes"][0]
+
+    assert chat["ttft_recent_ms"] == [None, None]
+    assert chat["ttft_ms"][0] is not None
+
+
+def test_preemptions_are_summed_by_lever_and_by_resource() -> None:
+    board = LiveBoard()
+    levers = (("hold", "slots", 2), ("hold", "memory", 3), ("swap", "memory", 1))
+    board.hear([a_load(chat={"preemptions": levers, "shed": (("late", 2),)})], 0)
+
+    chat = worker_of(board, 0)["classes"][0]
+
+    assert chat["preemptions"] == {"hold": 5, "swap": 1}
+    assert chat["preempted_by"] == {"slots": 2, "memory": 4}
+    assert chat["shed"] == {"late": 2}
+
+
+def test_a_silent_worker_stays_with_its_last_numbers_and_their_age() -> None:
+    board = LiveBoard()
+    board.hear([a_load(step=9, last_step_age_us=100_000)], 0)
+    board.hear([], 7 * SECOND_US)
+
+    worker = worker_of(board, 7 * SECOND_US)
+
+    assert worker["state"] == "silent"
+    assert worker["age_ms"] == 7_000
+    assert worker["step_age_ms"] == 7_100
+    assert worker["step"] == 9
+
+
+def test_a_worker_that_only_repeats_itself_is_silent_too() -> None:
+    board = LiveBoard()
+    board.hear([a_load(step=9)], 0)
+    board.hear([a_load(step=9)], 3 * SECOND_US)
+
+    assert worker_of(board, 3 * SECOND_US)["state"] == "silent"
+
+
+def test_a_worker_silent_for_two_minutes_is_forgotten() -> None:
+    board = LiveBoard()
+    board.hear([a_load()], 0)
+    board.hear([], 121 * SECOND_US)
+
+    assert board.frame(121 * SECOND_US)["workers"] == []
+
+
+def test_a_new_epoch_begins_at_nought_without_negative_rates() -> None:
+    board = LiveBoard()
+    board.hear([a_load(step=900, output_tokens_total=90_000)], 0)
+    board.hear([a_load(step=1, epoch=2, output_tokens_total=0)], 2 * SECOND_US)
+    board.hear([a_load(step=9, epoch=2, output_tokens_total=40)], 4 * SECOND_US)
+
+    assert worker_of(board, 4 * SECOND_US)["output_per_s"] == pytest.approx(20.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "state"),
+    [({}, "ready"), ({"ready": False}, "starting"), ({"draining": True}, "draining")],
+)
+def test_a_worker_says_whether_it_takes_work(changes: dict[str, Any], state: str) -> None:
+    board = LiveBoard()
+    board.hear([a_load(**changes)], 0)
+
+    assert worker_of(board, 0)["state"] == state
+
+
+def test_a_frame_is_plain_data_with_a_row_for_each_request() -> None:
+    board = LiveBoard()
+    row = BoardRow(
+        response_id="r1",
+        tenant_id="bulk",
+        priority_class=PriorityClass.BATCH,
+        state="held",
+        num_blocks=3,
+        num_computed_tokens=40,
+        num_output_tokens=8,
+    )
+    board.hear([a_load(board=(row,))], 0)
+
+    frame = json.loads(json.dumps(board.frame(0)))
+
+    assert frame["workers"][0]["board"] == [["r1", "bulk", "batch", "held", 3, 40, 8]]
+
+
+def test_a_quantile_lies_inside_its_bucket() -> None:
+    counted = histogram(le_50=50, le_100=50)
+
+    assert quantile_ms(counted, 50) == 50
+    assert quantile_ms(counted, 75) == 75
+    assert quantile_ms(counted, 95) == 95
+
+
+def test_a_quantile_of_nothing_is_nothing() -> None:
+    assert quantile_ms(histogram(), 50) is None
+
+
+def test_a_quantile_above_the_last_bound_is_that_bound() -> None:
+    assert quantile_ms(histogram(rest=3), 95) == HISTOGRAM_BOUNDS_MS[-1]
+
+
+def test_since_is_what_was_counted_in_between() -> None:
+    assert since(histogram(le_5=7, rest=2), histogram(le_5=3, rest=2)) == histogram(le_5=4)
+
+
+class Desk:
+    """A Bus and a clock by hand. Always: sleeping moves the clock, so a wait takes no time."""
+
+    def __init__(self) -> None:
+        self.now_us = 1_000_000
+        self.loads: Sequence[LoadSnapshot] = []
+        self.num_reads = 0
+        self.is_down = False
+        self.feed = LiveFeed(self.read, lambda: self.now_us, self.sleep)
+
+    async def read(self) -> Sequence[LoadSnapshot]:
+        self.num_reads += 1
+        if self.is_down:
+            raise BusError("gone")
+        return self.loads
+
+    async def sleep(self, seconds: float) -> None:
+        self.now_us += round(seconds * 1_000_000)
+
+
+async def test_all_who_watch_share_one_reading() -> None:
+    desk = Desk()
+
+    frames = [await desk.feed.frame_after(0) for _ in range(50)]
+
+    assert desk.num_reads == 1
+    assert len(set(frames)) == 1
+
+
+async def test_news_is_sent_at_the_next_reading() -> None:
+    desk = Desk()
+    number, _ = await desk.feed.frame_after(0)
+    desk.loads = [a_load(step=5)]
+    before_us = desk.now_us
+
+    _, text = await desk.feed.frame_after(number)
+
+    assert desk.now_us - before_us == 100_000
+    assert json.loads(text)["workers"][0]["step"] == 5
+
+
+async def test_without_news_a_frame_still_comes_every_second() -> None:
+    desk = Desk()
+    number, _ = await desk.feed.frame_after(0)
+    before_us = desk.now_us
+
+    await desk.feed.frame_after(number)
+
+    assert desk.now_us - before_us == SECOND_US
+
+
+async def test_a_watcher_that_fell_behind_gets_the_newest_frame_only() -> None:
+    desk = Desk()
+    slow, _ = await desk.feed.frame_after(0)
+    quick = slow
+    for step in range(2, 7):
+        desk.loads = [a_load(step=step)]
+        quick, _ = await desk.feed.frame_after(quick)
+
+    number, text = await desk.feed.frame_after(slow)
+
+    assert number == quick == slow + 5
+    assert json.loads(text)["workers"][0]["step"] == 6
+
+
+async def test_a_bus_that_goes_down_is_said_at_once_and_the_last_numbers_stay() -> None:
+    desk = Desk()
+    desk.loads = [a_load(step=5)]
+    number, _ = await desk.feed.frame_after(0)
+    desk.is_down = True
+
+    _, text = await desk.feed.frame_after(number)
+
+    assert json.loads(text)["bus_up"] is False
+    assert json.loads(text)["workers"][0]["step"] == 5
