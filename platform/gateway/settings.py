@@ -124,7 +124,7 @@ AUTH_PASSWORD_VALIDATORS = [
 LOGIN_URL = "admin:login"
 
 STATIC_URL = "static/"
-STATIC_ROOT = BASE_DIR / "staticfiles"
+STATIC_ROOT = None  # files are served from where they lie
 WHITENOISE_USE_FINDERS = True  # no collectstatic between a fresh clone and the first page
 STORAGES = {
     "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},

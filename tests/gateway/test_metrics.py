@@ -187,10 +187,13 @@ def test_a_status_that_is_none_does_not_widen_the_labels() -> None:
 def test_a_stream_is_open_until_it_ends_however_it_ends() -> None:
     gateway = GatewayCounters()
 
-    with pytest.raises(ConnectionError), gateway.open_stream("sse"):
-        assert value(render([], gateway), "rubato_streams_open", kind="sse") == 1
-        raise ConnectionError
+    def write_until_the_client_leaves() -> None:
+        with gateway.open_stream("sse"):
+            assert value(render([], gateway), "rubato_streams_open", kind="sse") == 1
+            raise ConnectionError
 
+    with pytest.raises(ConnectionError):
+        write_until_the_client_leaves()
     assert value(render([], gateway), "rubato_streams_open", kind="sse") == 0
 
 
