@@ -1,6 +1,7 @@
 """The seam between the loop and a device.
 
-An executor never changes a plan. On out-of-memory, NaN or a kernel error it reports which requests failed and leaves the rest intact.
+An executor never changes a plan. On out-of-memory, NaN or a kernel error it reports which requests failed and leaves
+the rest intact.
 """
 
 from __future__ import annotations

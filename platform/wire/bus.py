@@ -1,8 +1,9 @@
 """The Bus: the one door between gateways, workers and the settler, as protocols.
 
 Two implementations stand under one set of promises (tests/wire): ``memory_bus`` and ``redis_bus``.
-Promises: an entry is delivered in order and at least once to its reader; nothing is lost in silence (a full stream raises
-BusFull); a fenced worker cannot publish; unknown or newer messages arrive as ``BadEntry``, never as an exception.
+Promises: an entry is delivered in order and at least once to its reader; nothing is lost in silence (a full stream
+raises BusFull); a fenced worker cannot publish; unknown or newer messages arrive as ``BadEntry``, never as an
+exception.
 """
 
 from __future__ import annotations

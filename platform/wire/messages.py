@@ -1,7 +1,7 @@
 """Everything that crosses the Bus, as frozen standard-library dataclasses.
 
-Times are durations in microseconds: clocks of two machines are never compared. ``response_id`` is a UUIDv7 as text made by
-the gateway; ``attempt`` counts dispatches of the same response from 1.
+Times are durations in microseconds: clocks of two machines are never compared. ``response_id`` is a UUIDv7 as text
+made by the gateway; ``attempt`` counts dispatches of the same response from 1.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ PROTOCOL_VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParameters:
-    """How tokens are drawn. ``temperature`` 0 is greedy. Seeded: the stream is a function of (seed, choice, position)."""
+    """How tokens are drawn. ``temperature`` 0 is greedy. Seeded: the stream is a function of (seed, choice,
+    position).
+    """
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -198,7 +200,10 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Released:
-    """A reservation whose Submit never reached an engine (the gateway gave up before dispatch). Ends the operation at zero."""
+    """A reservation whose Submit never reached an engine (the gateway gave up before dispatch).
+
+    Ends the operation at zero.
+    """
 
     response_id: str
     tenant_id: str
@@ -226,7 +231,9 @@ HISTOGRAM_BOUNDS_MS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Histogram:
-    """Durations by bucket. ``counts[i]`` are those <= HISTOGRAM_BOUNDS_MS[i] and above the bound before; the last is the rest."""
+    """Durations by bucket. ``counts[i]`` are those <= HISTOGRAM_BOUNDS_MS[i] and above the bound before; the last is
+    the rest.
+    """
 
     counts: tuple[int, ...]
     sum_us: int

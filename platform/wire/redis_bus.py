@@ -1,6 +1,7 @@
 """The Bus on Redis or Valkey: the only file of ``wire`` that imports redis. What lies where: ``wire.redis_keys``.
 
-Commands are retried once on a fresh connection, then the caller gets BusError: while Redis is gone everybody fails closed.
+Commands are retried once on a fresh connection, then the caller gets BusError: while Redis is gone everybody fails
+closed.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ redis.call('DEL', KEYS[2], KEYS[3])
 redis.call('SADD', KEYS[4], ARGV[1])
 return epoch
 """
-# Only the owner of the epoch may take entries out of the inbox: a worker that was declared dead must not steal its successor's.
+# Only the owner of the epoch may take entries out of the inbox: a worker that was declared dead must not steal its
+# successor's.
 _TAKE = """
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return -1 end
 return redis.call('XDEL', KEYS[2], unpack(ARGV, 2))
@@ -370,7 +372,9 @@ class RedisUsageReader:
 
 def _entries(reply: Any) -> list[tuple[bytes, bytes]]:
     """(entry id, body) of a read of one stream, in the shape of protocol 2. A deleted entry has no fields."""
-    return [(entry_id, (fields or {}).get(ENTRY_FIELD, b"")) for _, entries in reply or () for entry_id, fields in entries]
+    return [
+        (entry_id, (fields or {}).get(ENTRY_FIELD, b"")) for _, entries in reply or () for entry_id, fields in entries
+    ]
 
 
 def _decoded(found: Sequence[tuple[bytes, bytes]]) -> list[Any]:

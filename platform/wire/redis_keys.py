@@ -2,7 +2,7 @@
 
 Every name stands behind a prefix, ``rubato:`` unless a test says otherwise.
 
-======================  =======  ==========================================================================================
+======================  =======  =======================================================================================
 ``workers``             set      ids of workers that ever opened; ``gateways``: of gateways with a heartbeat
 ``worker:{id}:epoch``   string   integer epoch, or ``fenced:<epoch>``; absent = never opened
 ``worker:{id}:inbox``   stream   gateway -> worker; emptied by ``open`` in the same script that takes the new epoch
@@ -15,22 +15,25 @@ Every name stands behind a prefix, ``rubato:`` unless a test says otherwise.
 ``output:{id}``         string   finished token ids per choice, TTL 10 min
 ``policy:current``      string   JSON {"version": 7, "policy": snapshot_to_dict(...), other keys the worker ignores}
 ``policy:version``      string   the version alone, so that a poll is cheap; both are written by ``write_policy``
-``policy:changed``      channel  pinged with the version by ``write_policy``; everybody also polls every 500 ms
-======================  =======  ==========================================================================================
+``policy:changed``      channel  pinged with the version by ``write_policy``; everybody polls every 500 ms too
+======================  =======  =======================================================================================
 
 Body of every stream entry: one field ``m`` = ``wire.codec.encode([...messages])``.
 
-**The record** ``response:{id}`` is written by the gateway's admit script and ended by ``settle.lua``: inside ``publish`` for a
-Usage, inside ``append_usage`` for a Released. Lists are JSON text, keys in them full names with prefix, amounts integers:
+**The record** ``response:{id}`` is written by the gateway's admit script and ended by ``settle.lua``: inside
+``publish`` for a Usage, inside ``append_usage`` for a Released. Lists are JSON text, keys in them full names with
+prefix, amounts integers:
 
-- ``state`` open | done; ``gateway``, ``worker`` (may be set later, at dispatch), ``attempt``, ``tenant``, ``cls`` (label)
+- ``state`` open | done; ``gateway``, ``worker`` (may be set later, at dispatch), ``attempt``, ``tenant``, ``cls``
+  (label)
 - ``lease_keys`` ["key", ...]: sorted sets; the end does ZREM key response_id
-- ``token_refunds`` [["key", reserved], ...]: token buckets, hashes with ``level`` (tokens left, may have a fraction) and
-  ``capacity``; the end does level = min(capacity, level + reserved - used), used = charged prompt + output tokens.
+- ``token_refunds`` [["key", reserved], ...]: token buckets, hashes with ``level`` (tokens left, may have a fraction)
+  and ``capacity``; the end does level = min(capacity, level + reserved - used), used = charged prompt + output tokens.
   A bucket that is gone (expired = full) is left alone.
 - ``request_refunds`` [["key", 1], ...]: the same, whole, and only when the response was refused (``shed`` or Released)
 - ``money_keys`` ["key", ...]: hashes of a money window; the end does HINCRBY open -money_reserved, settled +cost
-- ``money_reserved`` micros; ``price_prompt``, ``price_cached``, ``price_output``: micros per million tokens, as reserved
+- ``money_reserved`` micros; ``price_prompt``, ``price_cached``, ``price_output``: micros per million tokens, as
+  reserved
 - written by the end: ``state`` done, ``terminal``, ``prompt_tokens``, ``cached_tokens``, ``output_tokens``,
   ``cost_micros``; then EXPIRE 600
 
@@ -38,12 +41,12 @@ cost = ceil(((prompt - cached) * price_prompt + cached * price_cached + output *
 response; 0 for ``shed``, ``failed_platform``, ``expired`` and Released, whose tokens go back to the buckets whole.
 The end is idempotent by ``state`` and takes only the record's current ``attempt``.
 
-**Lost workers.** A gateway remembers the epoch it saw in the LoadSnapshot when it sent a Submit. Another epoch later, or no
-load for 2 s and then a successful ``fence``, means: drain the outbox once more; what has not ended is lost with its worker
-(Released, or a new dispatch with attempt + 1).
+**Lost workers.** A gateway remembers the epoch it saw in the LoadSnapshot when it sent a Submit. Another epoch later,
+or no load for 2 s and then a successful ``fence``, means: drain the outbox once more; what has not ended is lost with
+its worker (Released, or a new dispatch with attempt + 1).
 
-**Batches.** A Finished lies in the same entry as its last Tokens, behind them: look at the whole batch before showing text,
-since ``ChoiceEnd.visible_bytes`` may cut it.
+**Batches.** A Finished lies in the same entry as its last Tokens, behind them: look at the whole batch before showing
+text, since ``ChoiceEnd.visible_bytes`` may cut it.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def load(path: str | Path) -> Vocabulary:
 
 
 def build_tokenizer(path: str | Path) -> Tokenizer:
-    """Text to token ids. A control token written in the text stays text: only ``encode_segments`` makes control tokens."""
+    """Text to token ids. A control token written in the text stays text: ``encode_segments`` makes control tokens."""
     path = Path(path)
     if not path.is_dir():
         return _tokenizer_from_gguf(read_header(path))
