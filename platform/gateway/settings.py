@@ -56,7 +56,8 @@ INSTALLED_APPS = [
 ]
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
-    "whitenoise.middleware.WhiteNoiseMiddleware",
+    "gateway.console.middleware.ContentSecurityPolicy",
+    "gateway.console.middleware.StaticFiles",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
@@ -107,7 +108,8 @@ RUBATO_POLICY_DOCUMENT = "billing.selectors.current_policy_document"
 RUBATO_POLICY_PUBLISHER = "gateway.policy_feed.publish"
 RUBATO_KEY_PUBLISHER = "gateway.policy_feed.revoked"
 RUBATO_EXECUTOR = os.environ.get("RUBATO_EXECUTOR", "model")  # "model" or "simulated"
-RUBATO_MODEL_PATH = os.environ.get("RUBATO_MODEL_PATH", "")
+RUBATO_MODEL_PATH = os.environ.get("RUBATO_MODEL_PATH", "")  # empty: a vocabulary of bytes, for the simulated executor
+RUBATO_DEMO_MODEL_PATH = BASE_DIR / ".models" / "SmolLM2-135M-Instruct.Q4_1.gguf"  # where gpu_worker.demo_model puts it
 RUBATO_REDIS_PREFIX = os.environ.get("RUBATO_REDIS_PREFIX", "rubato:")
 RUBATO_BODY_LIMIT_BYTES = int(os.environ.get("RUBATO_BODY_LIMIT_BYTES", 1_048_576))
 RUBATO_KEY_ENVIRONMENT = os.environ.get("RUBATO_KEY_ENVIRONMENT", "demo")  # the <env> of sk_<env>_…

@@ -62,7 +62,7 @@ class EmbeddedPostgres:
     def prepare(self) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)
         self._passwords = {role: kept_secret(self._directory / f"password-{role}") for role in ROLES}
-        self._port = kept_port(self._directory / "port")
+        self._port = self._port or kept_port(self._directory / "port")  # others know it: keep it over a restart
         if not self._cluster.exists():
             self._create_cluster()
         self._write_configuration(self._cluster)

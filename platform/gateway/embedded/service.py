@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,7 +16,6 @@ from typing import Protocol
 
 LOOPBACK = "127.0.0.1"
 Popen = subprocess.Popen[bytes]
-_PR_SET_PDEATHSIG = 1
 
 
 class EmbeddedError(Exception):
@@ -91,22 +89,24 @@ def _any_free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def die_with_parent() -> None:
-    """Run in a child between fork and exec: a parent that is killed outright does not leave its servers behind."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+def dying_with_parent(stop_signal: signal.Signals) -> list[str]:
+    """Command prefix: the process gets ``stop_signal`` when its parent ends, so that a kill leaves no server behind.
+
+    Empty where the machine has no setpriv (util-linux); there a killed parent does leave its servers behind.
+    """
+    setpriv = shutil.which("setpriv")
+    return [setpriv, "--pdeathsig", stop_signal.name.removeprefix("SIG"), "--"] if setpriv else []
 
 
 def start(service: EmbeddedService, log: int | None = None, environment: Mapping[str, str] | None = None) -> Popen:
     """Start a prepared service in a process group of its own; both its outputs go to the descriptor ``log``."""
     return subprocess.Popen(
-        service.command(),
+        [*dying_with_parent(service.stop_signal), *service.command()],
         stdin=subprocess.DEVNULL,
         stdout=log if log is not None else subprocess.DEVNULL,
         stderr=subprocess.STDOUT,
         env=environment,
         process_group=0,
-        preexec_fn=die_with_parent,
     )
 
 

@@ -43,7 +43,7 @@ class EmbeddedValkey:
     def prepare(self) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)
         self._password = kept_secret(self._directory / "password")
-        self._port = kept_port(self._directory / "port")
+        self._port = self._port or kept_port(self._directory / "port")  # others know it: keep it over a restart
         configuration = _CONFIGURATION.format(
             host=LOOPBACK, port=self._port, password=self._password, directory=self._directory
         )
