@@ -25,6 +25,7 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channels br
     log-out or a lost role ends the picture too.
     """
 
+    channel_layer_alias = "none"  # nothing is sent to a socket but by its own task
     feed = LiveFeed(loads)
 
     async def connect(self) -> None:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from functools import wraps
-from typing import Any
-
 from django.contrib.admin.views.decorators import staff_member_required
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
@@ -15,33 +11,8 @@ from gateway.loads import loads
 from scheduler_engine.policy import PriorityClass
 from wire.bus import BusError
 
-CONTENT_SECURITY_POLICY = "; ".join(
-    (
-        "default-src 'self'",
-        "object-src 'none'",
-        "base-uri 'none'",
-        "form-action 'self'",
-        "frame-ancestors 'none'",
-    )
-)
-
-Page = Callable[[HttpRequest], Coroutine[Any, Any, HttpResponse]]
-
-
-def strict(page: Page) -> Page:
-    """Only our own files run and load on this page; no inline script, no inline style."""
-
-    @wraps(page)
-    async def with_policy(request: HttpRequest) -> HttpResponse:
-        response = await page(request)
-        response["Content-Security-Policy"] = CONTENT_SECURITY_POLICY
-        return response
-
-    return with_policy
-
 
 @require_safe
-@strict
 async def front(request: HttpRequest) -> HttpResponse:
     """A first call that can be copied: the reader's own base URL, and the model that is being served just now."""
     return render(request, "front.html", {"base_url": request.build_absolute_uri("/v1"), "model": await _model()})
@@ -49,7 +20,6 @@ async def front(request: HttpRequest) -> HttpResponse:
 
 @require_safe
 @staff_member_required
-@strict
 async def live(request: HttpRequest) -> HttpResponse:
     return render(request, "operator/live.html", {"classes": [each.label for each in PriorityClass]})
 

@@ -1,0 +1,197 @@
+"""A real Chromium in front of the real pages, served by the server of production, with a stage in the workers' place."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import pytest
+from channels.routing import ProtocolTypeRouter, URLRouter
+from django.core.asgi import get_asgi_application
+from django.test import Client
+from granian.constants import Interfaces
+from granian.server.embed import Server
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+
+from gateway.console.consumers import LiveConsumer
+from gateway.console.feed import LiveFeed
+from gateway.console.routing import websocket_urlpatterns
+from gateway.loads import loads
+from scheduler_engine.policy import PriorityClass
+from wire.messages import HISTOGRAM_BOUNDS_MS, BoardRow, ClassSnapshot, Histogram, LoadSnapshot
+
+EMPTY = Histogram(counts=(0,) * (len(HISTOGRAM_BOUNDS_MS) + 1), sum_us=0)
+
+
+def quiet_class(priority_class: PriorityClass) -> ClassSnapshot:
+    return ClassSnapshot(
+        priority_class=priority_class,
+        num_waiting=0,
+        num_running=0,
+        num_suspended=0,
+        waiting_gpu_us=0,
+        estimated_start_q50_us=0,
+        estimated_start_q90_us=0,
+        closed=False,
+        retry_after_us=None,
+        prompt_tokens=0,
+        output_tokens=0,
+        queue_wait=EMPTY,
+        ttft=EMPTY,
+        preemptions=(),
+        shed=(),
+    )
+
+
+def row(response_id: str, priority_class: PriorityClass, state: str, tenant_id: str = "bulk") -> BoardRow:
+    return BoardRow(
+        response_id=response_id,
+        tenant_id=tenant_id,
+        priority_class=priority_class,
+        state=state,
+        num_blocks=20,
+        num_computed_tokens=300,
+        num_output_tokens=44,
+    )
+
+
+IDLE = LoadSnapshot(
+    worker_id="worker-1",
+    epoch=1,
+    model="smollm2-135m-instruct",
+    ready=True,
+    draining=False,
+    max_model_len=2_048,
+    last_step_age_us=40_000,
+    step=1_200,
+    num_blocks=512,
+    num_free_blocks=512,
+    num_host_blocks=256,
+    num_free_host_blocks=256,
+    num_slots=16,
+    num_free_slots=16,
+    policy_version=3,
+    prompt_tokens_total=0,
+    output_tokens_total=0,
+    busy_us_total=0,
+    classes=tuple(quiet_class(each) for each in PriorityClass),
+)
+
+
+@dataclass
+class Stage:
+    """What the Bus would say. Always: each ``play`` is a fresh snapshot, as a worker's next one would be."""
+
+    now: LoadSnapshot = IDLE
+    is_repeating: bool = True  # a living worker says something new four times a second
+    spoken: list[LoadSnapshot] = field(default_factory=list)
+
+    def play(self, **changes: object) -> None:
+        self.now = replace(self.now, step=self.now.step + 1, **changes)
+        self.spoken = [self.now]
+
+    async def read(self) -> Sequence[LoadSnapshot]:
+        if self.is_repeating and self.spoken:
+            self.spoken = [replace(self.spoken[0], busy_us_total=self.spoken[0].busy_us_total + 1)]
+        return self.spoken
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Module scope: Playwright's loop must be gone before tests of other folders run loops of their own."""
+    executable = shutil.which("chromium")
+    if executable is None:
+        pytest.skip("no Chromium here: `apt-get install chromium` brings the one these tests use")
+    with sync_playwright() as playwright, pytest.MonkeyPatch.context() as patch:
+        # Playwright's loop runs in this thread, and Django takes that for an async view; there is none here.
+        patch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "true")
+        chromium = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def stage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+    """The workers' place, in front of the feed that the page really uses."""
+    played = Stage()
+    monkeypatch.setattr(LiveConsumer, "feed", LiveFeed(loads))
+    loads.read_from(played.read)
+    yield played
+    loads.read_from(None)
+
+
+class SiteThread:
+    """Granian in a thread with a loop of its own, on a free port of the loopback. Always: stopped when the test is."""
+
+    def __init__(self) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port: int = free.getsockname()[1]
+        self.base_url = f"http://127.0.0.1:{self.port}"
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
+
+    async def _serve(self) -> None:
+        routes = {"http": get_asgi_application(), "websocket": URLRouter(websocket_urlpatterns)}
+        self._loop = asyncio.get_running_loop()
+        self._server = Server(
+            ProtocolTypeRouter(routes), port=self.port, interface=Interfaces.ASGINL, log_enabled=False
+        )
+        await self._server.serve()
+
+    def start(self) -> None:
+        self._thread.start()
+        deadline = time.monotonic() + 10
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+                return
+            except ConnectionRefusedError:
+                assert time.monotonic() < deadline, "the site did not come up"
+                time.sleep(0.02)
+
+    def stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._server.stop)
+        self._thread.join(timeout=10)
+        assert not self._thread.is_alive()
+
+
+@pytest.fixture
+def site(transactional_db: None) -> Iterator[str]:
+    server = SiteThread()
+    server.start()
+    yield server.base_url
+    server.stop()
+
+
+@pytest.fixture
+def page(browser: Browser, site: str) -> Iterator[Page]:
+    """A fresh visitor. Fails the test when the page logged an error, broke its own policy or missed a file."""
+    context = browser.new_context(base_url=site, viewport={"width": 1280, "height": 900})
+    opened = context.new_page()
+    complaints: list[str] = []
+    opened.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
+    opened.on("pageerror", lambda error: complaints.append(str(error)))
+    yield opened
+    context.close()
+    assert complaints == []
+
+
+def sign_in(context: BrowserContext, site: str, *, is_staff: bool = True) -> None:
+    """A session as the admin's own log-in would make it."""
+    from django.contrib.auth.models import User
+
+    user = User.objects.create_user("ops" if is_staff else "visitor", password="a long enough one", is_staff=is_staff)
+    client = Client()
+    client.force_login(user)
+    context.add_cookies([{"name": "sessionid", "value": client.cookies["sessionid"].value, "url": site}])
+
+
+@pytest.fixture
+def operator(page: Page, site: str) -> Page:
+    sign_in(page.context, site)
+    return page

@@ -1,0 +1,203 @@
+"""Who may look: the front page is everybody's, the live page and its socket are for staff on our own pages only."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+
+import pytest
+from asgiref.sync import sync_to_async
+from channels.routing import URLRouter
+from channels.testing import WebsocketCommunicator
+from django.contrib.auth.models import User
+from django.test import Client
+
+from gateway.console import consumers
+from gateway.console.consumers import NOT_SIGNED_IN, LiveConsumer, same_origin
+from gateway.console.feed import LiveFeed
+from gateway.console.routing import websocket_urlpatterns
+from gateway.loads import loads
+from wire.messages import LoadSnapshot
+
+HOST = b"rubato.example:8000"
+ORIGIN = b"http://rubato.example:8000"
+
+
+async def no_workers() -> Sequence[LoadSnapshot]:
+    return ()
+
+
+@pytest.fixture
+def quiet_feed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LiveConsumer, "feed", LiveFeed(no_workers))
+
+
+def signed_in(*, is_staff: bool) -> Client:
+    user = User.objects.create_user("somebody", password="a long enough one", is_staff=is_staff)
+    client = Client()
+    client.force_login(user)
+    return client
+
+
+def socket_of(client: Client | None, origin: bytes | None = ORIGIN) -> WebsocketCommunicator:
+    headers = [(b"host", HOST)]
+    if origin is not None:
+        headers.append((b"origin", origin))
+    if client is not None:
+        headers.append((b"cookie", f"sessionid={client.cookies['sessionid'].value}".encode()))
+    return WebsocketCommunicator(URLRouter(websocket_urlpatterns), "/operator/live/stream", headers)
+
+
+async def close_code(socket: WebsocketCommunicator) -> int:
+    """The code with which an accepted socket was closed; anything sent before it fails the test."""
+    accepted, _ = await socket.connect()
+    assert accepted
+    message = await socket.receive_output()
+    assert message["type"] == "websocket.close", message
+    return int(message["code"])
+
+
+@pytest.mark.parametrize(
+    ("origin", "is_same"),
+    [
+        (ORIGIN, True),
+        (b"http://RUBATO.example:8000", True),
+        (b"http://rubato.example", False),
+        (b"http://rubato.example:8000.evil.example", False),
+        (b"http://evil.example", False),
+        (b"null", False),
+        (b"", False),
+    ],
+)
+def test_a_page_of_another_origin_is_a_stranger(origin: bytes, is_same: bool) -> None:
+    assert same_origin({b"host": HOST, b"origin": origin}) is is_same
+
+
+def test_an_origin_that_the_operator_trusts_may_look(settings) -> None:
+    settings.CSRF_TRUSTED_ORIGINS = ["https://desk.example"]
+
+    assert same_origin({b"host": HOST, b"origin": b"https://desk.example"})
+
+
+@pytest.mark.parametrize("origin", [None, b"http://evil.example"])
+async def test_a_handshake_from_elsewhere_is_refused(
+    transactional_db: None, quiet_feed: None, origin: bytes | None
+) -> None:
+    client = await sync_to_async(signed_in)(is_staff=True)
+
+    accepted, _ = await socket_of(client, origin).connect()
+
+    assert not accepted
+
+
+async def test_staff_gets_frames(transactional_db: None, quiet_feed: None) -> None:
+    socket = socket_of(await sync_to_async(signed_in)(is_staff=True))
+    await socket.connect()
+
+    frame = json.loads(await socket.receive_from())
+
+    assert frame["workers"] == []
+    assert frame["bus_up"] is True
+    await socket.disconnect()
+
+
+async def test_a_heartbeat_of_the_page_needs_no_answer_and_does_no_harm(
+    transactional_db: None, quiet_feed: None
+) -> None:
+    socket = socket_of(await sync_to_async(signed_in)(is_staff=True))
+    await socket.connect()
+    await socket.receive_from()
+
+    await socket.send_to(text_data="here")
+
+    assert json.loads(await socket.receive_from(timeout=3))["workers"] == []
+    await socket.disconnect()
+
+
+async def test_somebody_without_a_session_is_told_to_sign_in(transactional_db: None, quiet_feed: None) -> None:
+    assert await close_code(socket_of(None)) == NOT_SIGNED_IN
+
+
+async def test_a_user_who_is_no_operator_sees_nothing(transactional_db: None, quiet_feed: None) -> None:
+    client = await sync_to_async(signed_in)(is_staff=False)
+
+    assert await close_code(socket_of(client)) == NOT_SIGNED_IN
+
+
+async def test_the_picture_ends_when_the_operator_signs_out_elsewhere(
+    transactional_db: None, quiet_feed: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumers, "RECHECK_PERIOD_S", 0)
+    client = await sync_to_async(signed_in)(is_staff=True)
+    socket = socket_of(client)
+    await socket.connect()
+    await sync_to_async(client.logout)()
+
+    async with asyncio.timeout(5):
+        while (message := await socket.receive_output(timeout=3))["type"] != "websocket.close":
+            assert message["type"] == "websocket.send"
+
+    assert message["code"] == NOT_SIGNED_IN
+
+
+def test_the_live_page_sends_a_stranger_to_the_log_in(transactional_db: None) -> None:
+    response = Client().get("/operator/live")
+
+    assert response.status_code == 302
+    assert response["Location"] == "/admin/login/?next=/operator/live"
+
+
+def test_the_live_page_is_not_for_users_who_are_no_staff(transactional_db: None) -> None:
+    assert signed_in(is_staff=False).get("/operator/live").status_code == 302
+
+
+def test_the_live_page_runs_our_own_files_only(transactional_db: None) -> None:
+    response = signed_in(is_staff=True).get("/operator/live")
+
+    assert response.status_code == 200
+    policy = response["Content-Security-Policy"]
+    assert "default-src 'self'" in policy
+    assert "unsafe" not in policy
+    assert b"<script>" not in response.content
+    assert b" style=" not in response.content
+
+
+def test_the_front_page_gives_the_readers_own_address() -> None:
+    page = Client().get("/", headers={"host": "localhost:8123"}).content.decode()
+
+    assert "http://localhost:8123/v1/chat/completions" in page
+    assert "base_url=&quot;http://localhost:8123/v1&quot;" in page or 'base_url="http://localhost:8123/v1"' in page
+
+
+def test_the_front_page_says_when_no_worker_answers() -> None:
+    assert "No worker is answering" in Client().get("/").content.decode()
+
+
+def test_the_front_page_names_the_model_that_is_served() -> None:
+    class Load:
+        model = "smollm2-135m"
+
+    async def one_worker() -> Sequence[Load]:
+        return [Load()]
+
+    loads.read_from(one_worker)  # type: ignore[arg-type]
+    try:
+        page = Client().get("/").content.decode()
+    finally:
+        loads.read_from(None)
+
+    assert "&quot;model&quot;: &quot;smollm2-135m&quot;" in page or '"model": "smollm2-135m"' in page
+    assert "No worker is answering" not in page
+
+
+def test_a_host_that_is_not_ours_gets_no_address_to_copy() -> None:
+    assert Client().get("/", headers={"host": "evil.example"}).status_code == 400
+
+
+def test_static_files_come_with_their_type_and_the_policy() -> None:
+    response = Client().get("/static/console/live.js")
+
+    assert response.status_code == 200
+    assert response["Content-Type"].startswith("text/javascript")
+    assert response["Content-Security-Policy"]
