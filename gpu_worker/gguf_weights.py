@@ -1,0 +1,152 @@
+"""Weights out of a GGUF file, under their Hugging Face names. Knows the file's names and quantised types."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+import numpy
+import torch
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import dequantize
+from torch import Tensor
+
+from gpu_worker.models.config import DividedRope, LinearRope, ModelConfig, PlainRope, Rope
+from gpu_worker.weights import WeightsError, checked
+from wire.gguf_header import GgufTensor, read_header
+
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
+READABLE = tuple(GGMLQuantizationType[name] for name in ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K"))
+OUTSIDE_LAYERS = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
+INSIDE_LAYER = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+class GgufWeights:
+    """Always: rows of Q and K are in the Hugging Face order, whatever order the file keeps them in."""
+
+    def __init__(self, path: Path) -> None:
+        self._header = read_header(path)
+        self._architecture = self._header.text("general.architecture")
+        if self._architecture not in ARCHITECTURES:
+            known = ", ".join(ARCHITECTURES)
+            raise WeightsError(f"{path.name}: field general.architecture is {self._architecture!r}; known are {known}")
+        self.config = checked(self._config(), path.name)
+
+    def tensor(self, name: str, *shape: int) -> Tensor:
+        found = self._find(_file_name(name))
+        if found.shape != shape:
+            raise WeightsError(f"{self._where(found)} is {found.shape}, expected {shape}")
+        values = torch.from_numpy(self._read(found))
+        num_heads = self._interleaved_heads(name)
+        return _halves_apart(values, num_heads) if num_heads else values
+
+    def _config(self) -> ModelConfig:
+        header, prefix = self._header, self._architecture
+        if header.integer(f"{prefix}.expert_count", 0):
+            raise WeightsError(f"{header.path.name}: field {prefix}.expert_count is set; experts are not supported")
+        num_heads, hidden = (
+            header.integer(f"{prefix}.attention.head_count"),
+            header.integer(f"{prefix}.embedding_length"),
+        )
+        head_dim = header.integer(f"{prefix}.attention.key_length", hidden // max(num_heads, 1))
+        rotated = header.integer(f"{prefix}.rope.dimension_count", head_dim)
+        if rotated != head_dim:
+            raise WeightsError(f"{header.path.name}: field {prefix}.rope.dimension_count {rotated} is not {head_dim}")
+        return ModelConfig(
+            vocab_size=self._find("token_embd.weight").shape[0],
+            hidden_size=hidden,
+            intermediate_size=header.integer(f"{prefix}.feed_forward_length"),
+            num_layers=header.integer(f"{prefix}.block_count"),
+            num_heads=num_heads,
+            num_kv_heads=header.integer(f"{prefix}.attention.head_count_kv", num_heads),
+            head_dim=head_dim,
+            rms_norm_epsilon=header.real(f"{prefix}.attention.layer_norm_rms_epsilon"),
+            rope_theta=header.real(f"{prefix}.rope.freq_base", 10_000.0),
+            context_length=header.integer(f"{prefix}.context_length"),
+            tied_embeddings="output.weight" not in header.tensors,
+            rope=self._rope(),
+            qkv_bias="blk.0.attn_q.bias" in header.tensors,
+            qk_norm="blk.0.attn_q_norm.weight" in header.tensors,
+        )
+
+    def _rope(self) -> Rope:
+        factors = self._header.tensors.get("rope_freqs.weight")
+        if factors is not None:
+            return DividedRope(tuple(self._read(factors).tolist()))
+        field = f"{self._architecture}.rope.scaling"
+        match self._header.metadata.get(f"{field}.type", "none"):
+            case "none":
+                return PlainRope()
+            case "linear":
+                return LinearRope(self._header.real(f"{field}.factor"))
+            case other:
+                raise WeightsError(f"{self._header.path.name}: field {field}.type is {other!r}; known are none, linear")
+
+    def _interleaved_heads(self, name: str) -> int:
+        """How many heads' rows llama.cpp has interleaved in this tensor: Q and K of its llama architecture, else 0."""
+        if self._architecture != "llama":
+            return 0
+        if ".q_proj." in name:
+            return self.config.num_heads
+        return self.config.num_kv_heads if ".k_proj." in name else 0
+
+    def _find(self, file_name: str) -> GgufTensor:
+        found = self._header.tensors.get(file_name)
+        if found is None:
+            raise WeightsError(f"{self._header.path.name}: tensor {file_name} is missing")
+        return found
+
+    def _read(self, tensor: GgufTensor) -> numpy.ndarray:
+        kind = self._kind(tensor)
+        block_size, block_bytes = GGML_QUANT_SIZES[kind]
+        if tensor.shape[-1] % block_size:
+            raise WeightsError(f"{self._where(tensor)} has rows of {tensor.shape[-1]}, no multiple of {block_size}")
+        row_bytes = tensor.shape[-1] // block_size * block_bytes
+        num_rows = math.prod(tensor.shape[:-1])
+        raw = numpy.fromfile(self._header.path, numpy.uint8, num_rows * row_bytes, offset=tensor.offset)
+        if raw.size != num_rows * row_bytes:
+            raise WeightsError(f"{self._where(tensor)} ends after the file does; the file is truncated")
+        return dequantize(raw.reshape(num_rows, row_bytes), kind).reshape(tensor.shape)
+
+    def _kind(self, tensor: GgufTensor) -> GGMLQuantizationType:
+        for kind in READABLE:
+            if kind.value == tensor.type_id:
+                return kind
+        known = ", ".join(kind.name for kind in READABLE)
+        raise WeightsError(f"{self._where(tensor)} has type {tensor.type_id}; known are {known}")
+
+    def _where(self, tensor: GgufTensor) -> str:
+        return f"{self._header.path.name}: tensor {tensor.name}"
+
+
+def _file_name(name: str) -> str:
+    """Of a Hugging Face name. Raises WeightsError for a name no GGUF of the family has."""
+    if name in OUTSIDE_LAYERS:
+        return OUTSIDE_LAYERS[name]
+    inside = re.fullmatch(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)", name)
+    if inside is None or inside[2] not in INSIDE_LAYER:
+        raise WeightsError(f"tensor {name} has no counterpart in a GGUF file")
+    return f"blk.{inside[1]}.{INSIDE_LAYER[inside[2]]}.{inside[3]}"
+
+
+def _halves_apart(rows: Tensor, num_heads: int) -> Tensor:
+    """Undo llama.cpp's ``permute``: pairs (i, i + half) lie side by side in the file; here each half lies together."""
+    pairs = rows.view(num_heads, rows.shape[0] // num_heads // 2, 2, *rows.shape[1:])
+    return pairs.transpose(1, 2).reshape(rows.shape)

@@ -1,0 +1,70 @@
+"""The shape of a model of the Llama family, as numbers. Knows no tensors and no files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class PlainRope:
+    """Frequencies as the theta gives them."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinearRope:
+    """Positions divided by a factor."""
+
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3Rope:
+    """Low frequencies divided by a factor, high ones kept, a smooth passage between (Llama 3.1)."""
+
+    factor: float
+    low_frequency_factor: float
+    high_frequency_factor: float
+    original_context: int
+
+
+@dataclass(frozen=True, slots=True)
+class DividedRope:
+    """Each frequency divided by its own factor: how a GGUF file writes down a scaling."""
+
+    factors: tuple[float, ...]
+
+
+Rope = PlainRope | LinearRope | Llama3Rope | DividedRope
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Always: ``num_heads`` is a multiple of ``num_kv_heads``, ``head_dim`` is even, everything is positive."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_epsilon: float
+    rope_theta: float
+    context_length: int
+    tied_embeddings: bool
+    rope: Rope = PlainRope()
+    qkv_bias: bool = False  # Qwen 2
+    qk_norm: bool = False  # Qwen 3
+
+    def wrong_field(self) -> str | None:
+        """A sentence that names what breaks the promise above, or None."""
+        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads"):
+            if getattr(self, name) <= 0:
+                return f"{name} must be positive, not {getattr(self, name)}"
+        if self.num_heads % self.num_kv_heads:
+            return f"num_heads {self.num_heads} is no multiple of num_kv_heads {self.num_kv_heads}"
+        if self.head_dim <= 0 or self.head_dim % 2:
+            return f"head_dim must be even and positive, not {self.head_dim}"
+        if self.rms_norm_epsilon <= 0 or self.rope_theta <= 0 or self.context_length <= 0:
+            return "rms_norm_epsilon, rope_theta and context_length must be positive"
+        return None
