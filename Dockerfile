@@ -1,0 +1,27 @@
+# One image for every process of the platform; docker-compose.yml says which command each runs.
+# --build-arg EXTRAS=worker adds PyTorch for the worker, TORCH_INDEX its package index (plain indexes serve CUDA builds on Linux).
+FROM python:3.12-slim AS build
+ARG EXTRAS=""
+ARG TORCH_INDEX=""
+WORKDIR /app
+RUN python -m venv /venv
+COPY pyproject.toml constraints.txt ./
+COPY platform platform
+COPY tenants tenants
+COPY billing billing
+COPY scheduler_engine scheduler_engine
+COPY gpu_worker gpu_worker
+RUN set -eu; pip="/venv/bin/pip install --no-cache-dir --constraint constraints.txt"; \
+    if [ -n "$EXTRAS" ] && [ -n "$TORCH_INDEX" ]; then $pip --index-url "$TORCH_INDEX" torch; fi; \
+    $pip --editable ".${EXTRAS:+[$EXTRAS]}"
+
+FROM python:3.12-slim
+RUN useradd --create-home --uid 10001 rubato && mkdir /data && chown rubato /data
+COPY --from=build /venv /venv
+WORKDIR /app
+COPY --from=build /app ./
+COPY manage.py ./
+COPY templates templates
+ENV PATH=/venv/bin:$PATH PYTHONUNBUFFERED=1 RUBATO_DATA=/data MALLOC_ARENA_MAX=2
+USER rubato
+CMD ["granian", "--interface=asgi", "--host=0.0.0.0", "--port=8000", "--loop=uvloop", "gateway.asgi:application"]
