@@ -1,0 +1,293 @@
+"""May this response come in: every limit of the tenant in one atomic step, all taken or nothing.
+
+Knows quotas, prices and their keys in Redis (``limits.lua``); refuses to know how the work is done. While Redis is down
+nobody is let in.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from billing.pricing import TokenPrices, worst_case_micros
+from gateway.errors import Reason, Refusal
+from scheduler_engine.policy import PriorityClass, TenantClassPolicy
+from wire import codec
+from wire.messages import Reserved
+from wire.redis_keys import Keys
+
+LEASE_MS = 15_000
+RECORD_LIFETIME_S = 86_400
+MAX_USAGE_ENTRIES = 100_000
+_SCRIPT = Path(__file__).with_name("limits.lua").read_text(encoding="utf-8")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What a response would take at worst. ``max_tokens`` counts all choices together."""
+
+    response_id: str
+    gateway_id: str
+    worker_id: str
+    tenant_id: str
+    project_id: str
+    key_id: str
+    priority_class: PriorityClass
+    model: str
+    source: str
+    prompt_tokens: int
+    max_tokens: int
+    quota: TenantClassPolicy
+    prices: TokenPrices
+    zone: ZoneInfo
+    policy_version: int
+    price_version: int
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt_tokens + self.max_tokens
+
+    @property
+    def money_micros(self) -> int:
+        return worst_case_micros(
+            prompt_tokens=self.prompt_tokens, max_output_tokens=self.max_tokens, prices=self.prices
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class BucketLevel:
+    """One per-minute limit as it stands after this request."""
+
+    limit: int
+    remaining: int
+
+    @property
+    def reset_ms(self) -> int:
+        """Until it is full again."""
+        return -(-(self.limit - self.remaining) * 60_000 // self.limit) if self.limit else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the x-ratelimit headers say; None = no limit."""
+
+    priority_class: PriorityClass
+    requests: BucketLevel | None = None
+    tokens: BucketLevel | None = None
+
+    def headers(self) -> dict[str, str]:
+        headers = {"x-ratelimit-class": self.priority_class.label}
+        for name, level in (("requests", self.requests), ("tokens", self.tokens)):
+            if level is not None:
+                headers[f"x-ratelimit-limit-{name}"] = str(level.limit)
+                headers[f"x-ratelimit-remaining-{name}"] = str(level.remaining)
+                headers[f"x-ratelimit-reset-{name}"] = duration_text(level.reset_ms)
+        return headers
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """The response is in. Always: its lease is renewed until the end, which comes exactly once, on the Bus."""
+
+    response_id: str
+    tenant_id: str
+    lease_key: str
+    limits: Limits
+
+
+@dataclass(frozen=True, slots=True)
+class Denied:
+    refusal: Refusal
+    limits: Limits
+
+
+def duration_text(milliseconds: int) -> str:
+    """As the rate-limit headers write it: ``12ms``, ``1s``, ``6m0s``."""
+    if milliseconds < 1_000:
+        return f"{milliseconds}ms"
+    seconds = -(-milliseconds // 1_000)
+    return f"{seconds}s" if seconds < 60 else f"{seconds // 60}m{seconds % 60}s"
+
+
+def window_id(quota: TenantClassPolicy, zone: ZoneInfo, now_ms: int) -> str:
+    """The calendar window, in the tenant's zone, that a reservation made now belongs to."""
+    local = datetime.fromtimestamp(now_ms / 1_000, tz=UTC).astimezone(zone)
+    return local.strftime("%Y-%m-%d" if quota.money_window == "day" else "%Y-%m")
+
+
+def never_within_limit(wish: Wish) -> Refusal | None:
+    """What its limit can never hold, however long one waits."""
+    quota = wish.quota
+    limits = (
+        ("requests per minute", quota.requests_per_minute, 1),
+        ("tokens per minute", quota.tokens_per_minute, wish.tokens),
+        ("requests at once", quota.concurrency, 1),
+    )
+    for name, limit, need in limits:
+        if limit is not None and need > limit:
+            message = f"This request needs {need} of {limit} {name} allowed in class {wish.priority_class.label}."
+            return Refusal(reason=Reason.NEVER_WITHIN_LIMIT, message=message)
+    return None
+
+
+class Admission:
+    """Always: an admitted wish took every limit and stands in the usage stream; a denied one changed nothing."""
+
+    def __init__(self, redis: Redis, keys: Keys, clock_ms: Callable[[], int] | None = None) -> None:
+        self._redis = redis
+        self._keys = keys
+        self._script = redis.register_script(_SCRIPT)
+        self._clock_ms = clock_ms
+        self._offset_ms = 0  # Redis' clock minus ours, from its last answer
+
+    def now_ms(self) -> int:
+        """Redis' clock, or the one handed in."""
+        return self._clock_ms() if self._clock_ms else time.time_ns() // 1_000_000 + self._offset_ms
+
+    async def admit(self, wish: Wish) -> Grant | Denied:
+        nothing_known = Limits(wish.priority_class)
+        never = never_within_limit(wish)
+        if never is not None:
+            return Denied(never, nothing_known)
+        window = window_id(wish.quota, wish.zone, self.now_ms())
+        try:
+            reply = await self._script(args=[json.dumps(self._wish(wish, window)), _reserved(wish, window)])
+        except RedisError as error:
+            message = f"Limits cannot be checked now ({type(error).__name__})."
+            return Denied(Refusal(reason=Reason.UNAVAILABLE, message=message), nothing_known)
+        kind, redis_ms = reply[0].decode(), int(reply[1])
+        if self._clock_ms is None:
+            self._offset_ms = redis_ms - time.time_ns() // 1_000_000
+        if kind == "admitted":
+            return Grant(wish.response_id, wish.tenant_id, self._lease_key(wish), _limits(wish, reply[2:]))
+        return Denied(_refusal(kind, int(reply[2]), wish), _limits(wish, reply[3:]))
+
+    async def renew(self, grants: Iterable[Grant]) -> None:
+        """Keep the leases of responses that this gateway still serves. A lease that has ended stays ended."""
+        expires_at_ms = self.now_ms() + LEASE_MS
+        async with self._redis.pipeline(transaction=False) as pipeline:
+            for grant in grants:
+                pipeline.zadd(grant.lease_key, {grant.response_id: expires_at_ms}, xx=True)
+            await pipeline.execute()
+
+    def _lease_key(self, wish: Wish) -> str:
+        return self._scope_key("lease", wish)
+
+    def _scope_key(self, kind: str, wish: Wish, *rest: str) -> str:
+        return self._keys.prefix + ":".join([kind, wish.tenant_id, wish.priority_class.label, *rest])
+
+    def _wish(self, wish: Wish, window: str) -> dict[str, Any]:
+        """The script's first argument."""
+        buckets = [
+            {"key": self._scope_key("limit", wish, kind), "kind": kind, "limit": limit, "amount": amount}
+            for kind, limit, amount in _buckets(wish)
+        ]
+        lease_key, money_key = self._lease_key(wish), self._scope_key("money", wish, window)
+        return {
+            "now_ms": self._clock_ms() if self._clock_ms else 0,
+            "usage": self._keys.usage,
+            "usage_limit": MAX_USAGE_ENTRIES,
+            "record": self._keys.response(wish.response_id),
+            "record_s": RECORD_LIFETIME_S,
+            "response_id": wish.response_id,
+            "lease_ms": LEASE_MS,
+            "buckets": buckets,
+            "leases": [{"key": lease_key, "limit": _or_unlimited(wish.quota.concurrency)}],
+            "money": [{"key": money_key, "cap": _or_unlimited(wish.quota.money_micros)}],
+            "money_reserved": wish.money_micros,
+            "fields": _record(wish, buckets, lease_key, money_key),
+        }
+
+
+def _buckets(wish: Wish) -> list[tuple[str, int, int]]:
+    """(kind, limit, amount) of every per-minute limit that is set."""
+    return [
+        (kind, limit, amount)
+        for kind, limit, amount in (
+            ("requests", wish.quota.requests_per_minute, 1),
+            ("tokens", wish.quota.tokens_per_minute, wish.tokens),
+        )
+        if limit is not None
+    ]
+
+
+def _or_unlimited(limit: int | None) -> int:
+    return -1 if limit is None else limit
+
+
+def _record(wish: Wish, buckets: list[dict[str, Any]], lease_key: str, money_key: str) -> Mapping[str, str]:
+    """Fields of ``response:{id}``, by which the end of the response gives everything back (wire/redis_keys.py)."""
+
+    def refunds(kind: str) -> str:
+        return json.dumps([[bucket["key"], bucket["amount"]] for bucket in buckets if bucket["kind"] == kind])
+
+    return {
+        "state": "open",
+        "gateway": wish.gateway_id,
+        "worker": wish.worker_id,
+        "attempt": "1",
+        "tenant": wish.tenant_id,
+        "cls": wish.priority_class.label,
+        "lease_keys": json.dumps([lease_key]),
+        "token_refunds": refunds("tokens"),
+        "request_refunds": refunds("requests"),
+        "money_keys": json.dumps([money_key]),
+        "money_reserved": str(wish.money_micros),
+        "price_prompt": str(wish.prices.prompt),
+        "price_cached": str(wish.prices.cached),
+        "price_output": str(wish.prices.output),
+    }
+
+
+def _reserved(wish: Wish, window: str) -> bytes:
+    reserved = Reserved(
+        response_id=wish.response_id,
+        tenant_id=wish.tenant_id,
+        project_id=wish.project_id,
+        key_id=wish.key_id,
+        priority_class=wish.priority_class,
+        model=wish.model,
+        source=wish.source,
+        money_micros=wish.money_micros,
+        reserved_tokens=wish.tokens,
+        window_id=window,
+        policy_version=wish.policy_version,
+        price_version=wish.price_version,
+    )
+    return codec.encode([reserved])
+
+
+def _limits(wish: Wish, levels: Iterable[int]) -> Limits:
+    by_kind = {
+        kind: BucketLevel(limit, int(level)) for (kind, limit, _), level in zip(_buckets(wish), levels, strict=True)
+    }
+    return Limits(wish.priority_class, by_kind.get("requests"), by_kind.get("tokens"))
+
+
+def _refusal(kind: str, retry_after_ms: int, wish: Wish) -> Refusal:
+    quota, label, retry_after_us = wish.quota, wish.priority_class.label, retry_after_ms * 1_000
+    match kind:
+        case "requests":
+            message = f"Rate limit reached: {quota.requests_per_minute} requests per minute in class {label}."
+            return Refusal(reason=Reason.REQUESTS_PER_MINUTE, message=message, retry_after_us=retry_after_us)
+        case "tokens":
+            message = f"Rate limit reached: {quota.tokens_per_minute} tokens per minute in class {label}."
+            return Refusal(reason=Reason.TOKENS_PER_MINUTE, message=message, retry_after_us=retry_after_us)
+        case "concurrency":
+            message = f"{quota.concurrency} requests at once are allowed in class {label}, and as many are running."
+            return Refusal(reason=Reason.CONCURRENCY, message=message, retry_after_us=retry_after_us)
+        case "money":
+            message = f"The budget of this {quota.money_window} in class {label} does not cover this request at worst."
+            return Refusal(reason=Reason.MONEY, message=message)
+        case _:
+            message = "The platform's books are behind; please send the request again."
+            return Refusal(reason=Reason.OVERLOADED, message=message, retry_after_us=retry_after_us)

@@ -1,0 +1,82 @@
+"""Where every connection goes: /v1 to the raw API, /metrics to its own app, sockets to Channels, the rest to Django.
+
+The ASGI lifespan starts and stops this process's runtime.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "gateway.settings")
+
+from channels.routing import ProtocolTypeRouter, URLRouter
+from django.core.asgi import get_asgi_application
+from django.urls import path, re_path
+
+django_application = get_asgi_application()  # before anything that imports models
+
+from redis.exceptions import RedisError
+
+from gateway import metrics, runtime, v1
+from gateway.console.routing import websocket_urlpatterns
+from gateway.errors import Reason, Refusal
+from gateway.v1.http import Exchange, Receive, Scope, Send
+from gateway.v1.responses_socket import ResponsesConsumer
+from wire.bus import BusError
+from wire.gguf_header import ModelFileError
+
+log = logging.getLogger(__name__)
+
+
+async def http(scope: Scope, receive: Receive, send: Send) -> None:
+    where: str = scope["path"]
+    if where.startswith("/v1/") or where == "/v1":
+        current = runtime.current()
+        if current is None:
+            refusal = Refusal(reason=Reason.UNAVAILABLE, message="The gateway is starting.")
+            await Exchange(scope, receive, send).refuse(refusal)
+            return
+        await v1.application(current, scope, receive, send)
+    elif where == "/metrics":
+        await metrics.application(dict(scope), receive, send)
+    else:
+        await django_application(scope, receive, send)
+
+
+async def no_such_socket(scope: Scope, receive: Receive, send: Send) -> None:
+    await receive()
+    await send({"type": "websocket.close"})
+
+
+sockets = URLRouter(
+    [
+        path("v1/responses", ResponsesConsumer.as_asgi()),
+        *websocket_urlpatterns,
+        re_path(r"", no_such_socket),
+    ]
+)
+router = ProtocolTypeRouter({"http": http, "websocket": sockets})
+
+
+async def application(scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["type"] == "lifespan":
+        await _lifespan(receive, send)
+    else:
+        await router(scope, receive, send)
+
+
+async def _lifespan(receive: Receive, send: Send) -> None:
+    await receive()
+    try:
+        own = runtime.Runtime.from_settings()
+        await own.start()
+    except (BusError, RedisError, ModelFileError, OSError) as error:
+        await send({"type": "lifespan.startup.failed", "message": f"The gateway cannot start: {error}"})
+        return
+    runtime.set_current(own)
+    await send({"type": "lifespan.startup.complete"})
+    await receive()
+    runtime.set_current(None)
+    await own.stop()
+    await send({"type": "lifespan.shutdown.complete"})

@@ -1,0 +1,194 @@
+"""Who is calling: the key of a request -> Caller, from a small cache over PostgreSQL.
+
+Knows keys; refuses to know limits. A revoked key stops within a second (push), within 30 s at worst.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from urllib.parse import parse_qsl
+
+import psycopg
+from psycopg.rows import class_row
+from psycopg_pool import AsyncConnectionPool, PoolTimeout
+
+from gateway.errors import Reason, Refusal
+from scheduler_engine.policy import PriorityClass
+from tenants import api_keys
+
+KEY_TTL_S = 30.0
+UNKNOWN_TTL_S = 1.0
+CACHE_SIZE = 10_000
+_QUERY_NAMES = frozenset({"key", "api_key", "apikey", "api-key", "access_token", "token", "authorization"})
+_NOBODY_SHA256 = "0" * 64
+_WRONG_KEY = "Incorrect API key provided."
+
+
+@dataclass(frozen=True, slots=True)
+class StoredKey:
+    """A row of the key table with what the door needs of its project and tenant."""
+
+    key_id: str
+    tenant_id: str
+    project_id: str
+    secret_sha256: str
+    default_class: str
+    is_usable: bool
+    expires_at_s: float | None  # wall clock, seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    key_id: str
+    public_id: str
+    tenant_id: str
+    project_id: str
+    default_class: PriorityClass
+
+
+Lookup = Callable[[str], Awaitable[StoredKey | None]]
+
+
+class KeyStoreDown(Exception):
+    """The database did not answer: nobody new is let in."""
+
+
+def key_of_request(headers: Iterable[tuple[bytes, bytes]], query_string: bytes) -> str | Refusal:
+    """The bearer key of a request, from exactly one Authorization header. A query string ends in logs: no key in it."""
+    pairs = parse_qsl(query_string.decode("latin-1"), keep_blank_values=True)
+    if any(name.lower() in _QUERY_NAMES for name, _ in pairs):
+        return Refusal(
+            reason=Reason.KEY_IN_QUERY, message="Send the API key in the Authorization header, never in the URL."
+        )
+    values = [value for name, value in headers if name.lower() == b"authorization"]
+    if not values:
+        return Refusal(reason=Reason.NO_KEY, message="No API key given. Send it as 'Authorization: Bearer <key>'.")
+    if len(values) > 1:
+        return Refusal(reason=Reason.INVALID_KEY, message="More than one Authorization header.")
+    scheme, _, key = values[0].decode("latin-1").strip().partition(" ")
+    if scheme.lower() != "bearer" or not key.strip():
+        return Refusal(reason=Reason.NO_KEY, message="The Authorization header must be 'Bearer <key>'.")
+    return key.strip()
+
+
+class Keys:
+    """Always: a wrong secret and an unknown id take the same path and get the same words; no plain key is kept."""
+
+    def __init__(
+        self,
+        lookup: Lookup,
+        clock_s: Callable[[], float] = time.monotonic,
+        wall_clock_s: Callable[[], float] = time.time,
+    ) -> None:
+        self._lookup = lookup
+        self._clock_s = clock_s
+        self._wall_clock_s = wall_clock_s
+        self._cache: OrderedDict[str, tuple[float, StoredKey | None]] = OrderedDict()
+        self._asking: dict[str, asyncio.Task[StoredKey | None]] = {}
+
+    async def authenticate(self, text: str) -> Caller | Refusal:
+        try:
+            key = api_keys.parse(text)
+        except api_keys.MalformedKey:
+            return Refusal(reason=Reason.INVALID_KEY, message=_WRONG_KEY)
+        try:
+            stored = await self._find(key.public_id)
+        except KeyStoreDown:
+            return Refusal(reason=Reason.UNAVAILABLE, message="Keys cannot be checked now.")
+        expected = stored.secret_sha256 if stored else _NOBODY_SHA256
+        if (
+            not hmac.compare_digest(api_keys.digest(key.secret), expected)
+            or stored is None
+            or not self._is_usable(stored)
+        ):
+            return Refusal(reason=Reason.INVALID_KEY, message=_WRONG_KEY)
+        return Caller(
+            stored.key_id,
+            key.public_id,
+            stored.tenant_id,
+            stored.project_id,
+            PriorityClass.from_label(stored.default_class),
+        )
+
+    def forget(self, public_id: str | None) -> None:
+        """A key changed (None: any may have)."""
+        if public_id is None:
+            self._cache.clear()
+            self._asking.clear()
+        else:
+            self._cache.pop(public_id, None)
+            self._asking.pop(public_id, None)
+
+    def _is_usable(self, stored: StoredKey) -> bool:
+        return stored.is_usable and (stored.expires_at_s is None or self._wall_clock_s() < stored.expires_at_s)
+
+    async def _find(self, public_id: str) -> StoredKey | None:
+        cached = self._cache.get(public_id)
+        if cached is not None and self._clock_s() < cached[0]:
+            self._cache.move_to_end(public_id)
+            return cached[1]
+        asking = self._asking.get(public_id)
+        if asking is None:
+            asking = self._asking[public_id] = asyncio.create_task(self._ask(public_id))
+        return await asyncio.shield(asking)
+
+    async def _ask(self, public_id: str) -> StoredKey | None:
+        """One look-up for all who ask at once; an answer that ``forget`` overtook is used once and not kept."""
+        me = asyncio.current_task()
+        try:
+            stored = await self._lookup(public_id)
+            if self._asking.get(public_id) is me:
+                self._keep(public_id, stored)
+            return stored
+        finally:
+            if self._asking.get(public_id) is me:
+                del self._asking[public_id]
+
+    def _keep(self, public_id: str, stored: StoredKey | None) -> None:
+        self._cache[public_id] = (self._clock_s() + (KEY_TTL_S if stored else UNKNOWN_TTL_S), stored)
+        if len(self._cache) > CACHE_SIZE:
+            self._cache.popitem(last=False)
+
+
+_FIND_KEY = """
+SELECT key.id::text AS key_id, key.tenant_id::text AS tenant_id, key.project_id::text AS project_id,
+       key.secret_sha256::text AS secret_sha256, project.default_class AS default_class,
+       (tenant.is_active AND key.revoked_at IS NULL) AS is_usable,
+       extract(epoch FROM key.expires_at)::float8 AS expires_at_s
+FROM tenants_apikey AS key
+JOIN tenants_project AS project ON project.id = key.project_id AND project.tenant_id = key.tenant_id
+JOIN tenants_tenant AS tenant ON tenant.id = key.tenant_id
+WHERE key.public_id = %s
+"""
+
+
+class KeyTable:
+    """Keys by public id in PostgreSQL, as app_ops. Raw SQL in an async pool: no thread hop on the hot path."""
+
+    def __init__(self, conninfo: str, max_connections: int = 4) -> None:
+        self._pool = AsyncConnectionPool(
+            conninfo, min_size=0, max_size=max_connections, timeout=5, open=False, kwargs={"autocommit": True}
+        )
+
+    async def open(self) -> None:
+        await self._pool.open()
+
+    async def close(self) -> None:
+        await self._pool.close()
+
+    async def find(self, public_id: str) -> StoredKey | None:
+        """Raises KeyStoreDown."""
+        try:
+            async with (
+                self._pool.connection() as connection,
+                connection.cursor(row_factory=class_row(StoredKey)) as cursor,
+            ):
+                await cursor.execute(_FIND_KEY, (public_id,))
+                return await cursor.fetchone()
+        except (psycopg.OperationalError, PoolTimeout) as error:
+            raise KeyStoreDown(str(error)) from error

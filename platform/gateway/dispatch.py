@@ -1,0 +1,41 @@
+"""Which worker takes a response, from what the workers last said of themselves (at most 250 ms old).
+
+Knows LoadSnapshots; refuses to know prompts. It is never the only door: the engine decides again at its next step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gateway.errors import Reason, Refusal, from_reject
+from scheduler_engine.events import RejectReason
+from scheduler_engine.policy import PriorityClass
+from wire.messages import ClassSnapshot, LoadSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A worker as it was when it was chosen; another epoch later means that it died meanwhile."""
+
+    worker_id: str
+    epoch: int
+    max_model_len: int
+
+
+def choose(loads: Sequence[LoadSnapshot], model: str, priority_class: PriorityClass) -> Choice | Refusal:
+    """The open worker with the shortest estimated start, ties by name. Refuses where none serves or all are closed."""
+    serving = [load for load in loads if load.model == model and load.ready and not load.draining]
+    if not serving:
+        return Refusal(reason=Reason.NO_WORKER, message=f"No worker serves model {model!r} right now.")
+    rows = [(load, class_row(load, priority_class)) for load in serving]
+    opened = [(load, row) for load, row in rows if not row.closed]
+    if not opened:
+        retry_after_us = min((row.retry_after_us for _, row in rows if row.retry_after_us is not None), default=None)
+        return from_reject(RejectReason.CLASS_CLOSED, priority_class, retry_after_us)
+    best, _ = min(opened, key=lambda pair: (pair[1].estimated_start_q50_us, pair[0].worker_id))
+    return Choice(best.worker_id, best.epoch, best.max_model_len)
+
+
+def class_row(load: LoadSnapshot, priority_class: PriorityClass) -> ClassSnapshot:
+    return next(row for row in load.classes if row.priority_class is priority_class)

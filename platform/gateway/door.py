@@ -1,0 +1,336 @@
+"""The one way in: every door (chat, websocket, later batches and the playground) asks here, and nowhere else.
+
+Knows the order of the questions: model, class, worker, prompt, limits, dispatch. Refuses to know bodies and sockets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+import uuid
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from billing.pricing import TokenPrices
+from gateway import dispatch
+from gateway.admission import Admission, Denied, Limits, Wish
+from gateway.auth import Caller
+from gateway.errors import Reason, Refusal
+from gateway.policy_feed import PolicyView
+from gateway.streams import ResponseStream, Streams
+from gateway.text import Message, Text, TextError
+from scheduler_engine.policy import PriorityClass, TenantClassPolicy
+from wire.bus import BusError, BusFull, GatewayBus
+from wire.messages import Cancel, LoadSnapshot, Released, SamplingParameters, Submit
+
+log = logging.getLogger(__name__)
+
+ENCODE_INLINE_CHARACTERS = 16_384  # a longer prompt is encoded in a thread: it would hold up everybody's tokens
+TIERS = {
+    "priority": PriorityClass.INTERACTIVE,
+    "fast": PriorityClass.INTERACTIVE,
+    "default": PriorityClass.DEFAULT,
+    "flex": PriorityClass.BATCH,
+}
+TIER_OF_CLASS = {
+    PriorityClass.INTERACTIVE: "priority",
+    PriorityClass.DEFAULT: "default",
+    PriorityClass.BATCH: "flex",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """What a caller wants, checked for shape. Durations count from ``received_at_s`` (monotonic)."""
+
+    model: str
+    messages: tuple[Message, ...]
+    source: str  # "rest" | "sse" | "ws"
+    received_at_s: float
+    max_tokens_param: str = "max_tokens"
+    sampling: SamplingParameters = field(default_factory=SamplingParameters)
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop: tuple[str, ...] = ()
+    service_tier: str | None = None
+    deadline_ms: int | None = None
+    completion_deadline_ms: int | None = None
+    max_queue_wait_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entered:
+    """A response on its way. Always: ``leave`` is called with it exactly once."""
+
+    stream: ResponseStream
+    text: Text
+    limits: Limits
+    priority_class: PriorityClass
+    prompt_tokens: int
+    max_tokens: int
+
+    @property
+    def response_id(self) -> str:
+        return self.stream.response_id
+
+    @property
+    def service_tier(self) -> str:
+        return TIER_OF_CLASS[self.priority_class]
+
+
+@dataclass(frozen=True, slots=True)
+class _Terms:
+    """What the policy says to this ask."""
+
+    priority_class: PriorityClass
+    quota: TenantClassPolicy
+    prices: TokenPrices
+    view: PolicyView
+
+
+def new_response_id(now_ms: int, entropy: bytes) -> str:
+    """UUIDv7 (RFC 9562): 48 bits of milliseconds, then 74 random bits of the ten bytes given."""
+    random = int.from_bytes(entropy[:10], "big")
+    value = (now_ms & (1 << 48) - 1) << 80 | random & (1 << 80) - 1
+    value = value & ~(0xF << 76) | 0x7 << 76
+    return str(uuid.UUID(int=value & ~(0x3 << 62) | 0x2 << 62))
+
+
+class Door:
+    """Always: whoever was let in holds one lease and one reservation, and both end exactly once, on the Bus."""
+
+    def __init__(
+        self,
+        *,
+        bus: GatewayBus,
+        admission: Admission,
+        streams: Streams,
+        texts: Mapping[str, Text],
+        policy: Callable[[], PolicyView | None],
+        loads: Callable[[], Sequence[LoadSnapshot]],
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._bus = bus
+        self._admission = admission
+        self._streams = streams
+        self._policy = policy
+        self._loads = loads
+        self._clock_s = clock_s
+        self._background: set[asyncio.Task[None]] = set()
+        self.texts = texts
+
+    def models_of(self, caller: Caller) -> list[tuple[Text, list[str]]]:
+        """The models this caller may use, each with the service tiers granted."""
+        view = self._policy()
+        if view is None:
+            return []
+        found = []
+        for text in self.texts.values():
+            granted = [c for c in PriorityClass if view.quota(caller.tenant_id, c) and (text.model, c) in view.prices]
+            if granted:
+                found.append((text, [TIER_OF_CLASS[c] for c in granted]))
+        return found
+
+    async def enter(self, caller: Caller, ask: Ask) -> Entered | Denied:
+        """Checks everything, takes the limits, sends the Submit. A refusal costs nothing and leaves nothing behind."""
+        terms = self._terms(caller, ask)
+        if isinstance(terms, Refusal):
+            return Denied(terms, Limits(requested_class(caller, ask)))
+        unlimited = Limits(terms.priority_class)
+        choice = dispatch.choose(self._loads(), ask.model, terms.priority_class)
+        if isinstance(choice, Refusal):
+            return Denied(choice, unlimited)
+        text = self.texts[ask.model]
+        context_length = min(text.context_length, choice.max_model_len)
+        prompt = await _encode(text, ask.messages, context_length)
+        if isinstance(prompt, Refusal):
+            return Denied(prompt, unlimited)
+        max_tokens = _max_tokens(ask, terms.quota, len(prompt), context_length)
+        if isinstance(max_tokens, Refusal):
+            return Denied(max_tokens, unlimited)
+        wish = self._wish(caller, ask, terms, choice.worker_id, len(prompt), max_tokens)
+        grant = await self._admission.admit(wish)
+        if isinstance(grant, Denied):
+            return grant
+        stream = self._streams.open(grant, choice.worker_id, choice.epoch)
+        refusal = await self._submit(stream, self._submit_message(caller, ask, terms, wish, prompt, text))
+        if refusal is not None:
+            return Denied(refusal, unlimited)
+        return Entered(
+            stream=stream,
+            text=text,
+            limits=grant.limits,
+            priority_class=terms.priority_class,
+            prompt_tokens=len(prompt),
+            max_tokens=max_tokens,
+        )
+
+    def leave(self, entered: Entered) -> None:
+        """The reader is done. A response that still goes on is cancelled: the worker frees its row at the next step."""
+        stream = entered.stream
+        if self._streams.leave(stream):
+            self._in_background(self._cancel(stream, "client"))
+
+    def cancel(self, entered: Entered) -> None:
+        """The client takes it back and goes on reading: the end comes as Finished."""
+        self._in_background(self._cancel(entered.stream, "client"))
+
+    async def release(self, stream: ResponseStream, reason: str) -> None:
+        """End a reservation that no worker will end. Raises BusError."""
+        released = Released(response_id=stream.response_id, tenant_id=stream.grant.tenant_id, reason=reason)
+        await self._bus.append_usage(released)
+
+    def _terms(self, caller: Caller, ask: Ask) -> _Terms | Refusal:
+        view = self._policy()
+        if view is None:
+            return Refusal(reason=Reason.UNAVAILABLE, message="No policy has been published yet.")
+        granted = self.models_of(caller)
+        if not any(text.model == ask.model for text, _ in granted):
+            message = f"The model {ask.model!r} does not exist or you do not have access to it."
+            return Refusal(reason=Reason.MODEL_NOT_FOUND, message=message, param="model")
+        priority_class = requested_class(caller, ask)
+        quota = view.quota(caller.tenant_id, priority_class)
+        prices = view.prices.get((ask.model, priority_class))
+        if quota is None or prices is None:
+            message = f"Service tier {TIER_OF_CLASS[priority_class]!r} is not granted to this key."
+            return Refusal(reason=Reason.CLASS_NOT_ALLOWED, message=message, param="service_tier")
+        return _Terms(priority_class, quota, prices, view)
+
+    def _wish(self, caller: Caller, ask: Ask, terms: _Terms, worker_id: str, prompt: int, max_tokens: int) -> Wish:
+        return Wish(
+            response_id=new_response_id(self._admission.now_ms(), os.urandom(10)),
+            gateway_id=self._bus.gateway_id,
+            worker_id=worker_id,
+            tenant_id=caller.tenant_id,
+            project_id=caller.project_id,
+            key_id=caller.key_id,
+            priority_class=terms.priority_class,
+            model=ask.model,
+            source=ask.source,
+            prompt_tokens=prompt,
+            max_tokens=max_tokens,
+            quota=terms.quota,
+            prices=terms.prices,
+            zone=terms.view.zone(caller.tenant_id),
+            policy_version=terms.view.version,
+            price_version=terms.view.price_version,
+        )
+
+    def _submit_message(
+        self, caller: Caller, ask: Ask, terms: _Terms, wish: Wish, prompt: tuple[int, ...], text: Text
+    ) -> Submit:
+        elapsed_us = int((self._clock_s() - ask.received_at_s) * 1_000_000)
+
+        def remaining_us(*deadlines_ms: int | None) -> int | None:
+            given = [deadline_ms * 1_000 for deadline_ms in deadlines_ms if deadline_ms is not None]
+            return max(1, min(given) - elapsed_us) if given else None
+
+        class_policy = terms.view.snapshot.classes[terms.priority_class]
+        return Submit(
+            response_id=wish.response_id,
+            attempt=1,
+            gateway_id=self._bus.gateway_id,
+            tenant_id=caller.tenant_id,
+            project_id=caller.project_id,
+            key_id=caller.key_id,
+            priority_class=terms.priority_class,
+            model=ask.model,
+            prompt_token_ids=prompt,
+            sampling=ask.sampling,
+            max_tokens=wish.max_tokens,
+            min_tokens=ask.min_tokens,
+            stop_token_ids=() if ask.ignore_eos else text.stop_token_ids,
+            stop_strings=tuple(stop.encode() for stop in ask.stop),
+            remaining_first_token_us=remaining_us(ask.deadline_ms),
+            remaining_hard_deadline_us=remaining_us(
+                ask.deadline_ms, ask.completion_deadline_ms, terms.quota.hard_deadline_ms, class_policy.hard_deadline_ms
+            ),
+            max_queue_wait_us=remaining_us(ask.max_queue_wait_ms),
+            value_micros=terms.quota.value_micros,
+            cache_salt=caller.tenant_id,
+            policy_version=terms.view.version,
+            price_version=terms.view.price_version,
+        )
+
+    async def _submit(self, stream: ResponseStream, submit: Submit) -> Refusal | None:
+        try:
+            await self._bus.send(stream.worker_id, submit)
+            return None
+        except BusError as error:
+            self._streams.forget(stream)
+            self._in_background(self._take_back(stream))
+            kind = Reason.OVERLOADED if isinstance(error, BusFull) else Reason.UNAVAILABLE
+            return Refusal(reason=kind, message="The request could not be handed to a worker; nothing was charged.")
+
+    async def _take_back(self, stream: ResponseStream) -> None:
+        """The Submit may have arrived all the same: release the reservation and cancel the work."""
+        await self.release(stream, "not_dispatched")
+        await self._cancel(stream, "gateway_lost")
+
+    async def _cancel(self, stream: ResponseStream, reason: str) -> None:
+        await self._bus.send(
+            stream.worker_id, Cancel(response_id=stream.response_id, attempt=stream.attempt, reason=reason)
+        )
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        """So that a reader that is being torn down need not wait. A failure leaves the lease to expire by itself."""
+
+        async def guarded() -> None:
+            try:
+                await work
+            except BusError as error:
+                log.warning("a cancel or release was not sent: %s", error)
+
+        task = asyncio.create_task(guarded())
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+
+def requested_class(caller: Caller, ask: Ask) -> PriorityClass:
+    """The class a service tier asks for; the project's own class when it asks for none."""
+    return TIERS.get(ask.service_tier or "auto", caller.default_class)
+
+
+async def _encode(text: Text, messages: tuple[Message, ...], context_length: int) -> tuple[int, ...] | Refusal:
+    """The prompt's token ids; at least one token must be left for the answer."""
+    too_long = Refusal(
+        reason=Reason.CONTEXT_LENGTH,
+        message=f"This model's context length is {context_length} tokens; the prompt leaves no room for an answer.",
+        param="messages",
+    )
+    if text.least_tokens(messages) >= context_length:
+        return too_long
+    try:
+        if sum(len(message.content) for message in messages) > ENCODE_INLINE_CHARACTERS:
+            prompt = await asyncio.to_thread(text.chat_prompt, messages)
+        else:
+            prompt = text.chat_prompt(messages)
+    except TextError as error:
+        return Refusal(reason=Reason.INVALID_VALUE, message=f"The chat template refuses: {error}", param="messages")
+    return prompt if len(prompt) < context_length else too_long
+
+
+def _max_tokens(ask: Ask, quota: TenantClassPolicy, prompt_tokens: int, context_length: int) -> int | Refusal:
+    """The number that reservation, engine and answer all use."""
+    room = context_length - prompt_tokens
+    if ask.max_tokens is None:
+        caps = (quota.default_max_tokens, quota.max_tokens_cap, room)
+        max_tokens = max(1, min(cap for cap in caps if cap is not None))
+    else:
+        max_tokens = ask.max_tokens
+    if max_tokens > room:
+        message = (
+            f"{prompt_tokens} prompt tokens and {max_tokens} output tokens exceed the context of {context_length}."
+        )
+        return Refusal(reason=Reason.CONTEXT_LENGTH, message=message, param=ask.max_tokens_param)
+    if quota.max_tokens_cap is not None and max_tokens > quota.max_tokens_cap:
+        message = f"{ask.max_tokens_param} may be at most {quota.max_tokens_cap} in this class."
+        return Refusal(reason=Reason.INVALID_VALUE, message=message, param=ask.max_tokens_param)
+    if ask.min_tokens > max_tokens:
+        message = f"min_tokens ({ask.min_tokens}) is above {ask.max_tokens_param} ({max_tokens})."
+        return Refusal(reason=Reason.INVALID_VALUE, message=message, param="min_tokens")
+    return max_tokens

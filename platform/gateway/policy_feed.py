@@ -1,0 +1,154 @@
+"""The policy in force, in memory: written to Redis by whoever saves it, followed by every gateway within a second.
+
+Knows the published document; refuses to know how a policy is edited or enforced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from django.conf import settings
+from redis.asyncio import Redis
+from redis.asyncio.client import PubSub
+from redis.exceptions import RedisError
+
+from billing.pricing import TokenPrices
+from scheduler_engine.policy import (
+    PolicyError,
+    PolicySnapshot,
+    PriorityClass,
+    TenantClassPolicy,
+    snapshot_from_dict,
+)
+from wire.redis_bus import connect, write_policy
+from wire.redis_keys import POLICY_POLL_S, Keys
+
+log = logging.getLogger(__name__)
+_UTC = ZoneInfo("UTC")
+
+
+def publish(document: Mapping[str, Any]) -> None:
+    """Called on commit of a policy edit. Raises BusError: the edit is saved, and the next publish carries it."""
+    with connect(settings.REDIS_URL) as client:
+        keys = Keys(settings.RUBATO_REDIS_PREFIX)
+        write_policy(client, keys, version=document["version"], document=json.dumps(document))
+
+
+def revoked(public_id: str) -> None:
+    """Called on commit when a key was revoked or its tenant switched: every gateway drops it from its cache."""
+    with connect(settings.REDIS_URL) as client:
+        client.publish(keys_changed(Keys(settings.RUBATO_REDIS_PREFIX)), public_id)
+
+
+def keys_changed(keys: Keys) -> str:
+    """The channel on which public ids of changed keys are told."""
+    return f"{keys.prefix}keys:changed"
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyView:
+    """A policy as the door asks it. Always: one version, never mixed with another."""
+
+    snapshot: PolicySnapshot
+    price_version: int
+    quotas: Mapping[tuple[str, PriorityClass], TenantClassPolicy] = field(default_factory=dict)
+    prices: Mapping[tuple[str, PriorityClass], TokenPrices] = field(default_factory=dict)
+    zones: Mapping[str, ZoneInfo] = field(default_factory=dict)
+
+    @property
+    def version(self) -> int:
+        return self.snapshot.version
+
+    def quota(self, tenant_id: str, priority_class: PriorityClass) -> TenantClassPolicy | None:
+        """None where the class is not granted."""
+        quota = self.quotas.get((tenant_id, priority_class))
+        return quota if quota is not None and quota.allowed else None
+
+    def zone(self, tenant_id: str) -> ZoneInfo:
+        return self.zones.get(tenant_id, _UTC)
+
+
+def view_of(document: Mapping[str, Any]) -> PolicyView:
+    """Raises PolicyError, KeyError, TypeError or ValueError for a document that is none of ours."""
+    snapshot = snapshot_from_dict(document["policy"])
+    prices: dict[tuple[str, PriorityClass], dict[str, int]] = {}
+    for row in document.get("prices", ()):
+        where = (row["model"], PriorityClass.from_label(row["priority_class"]))
+        prices.setdefault(where, {"prompt": 0, "cached": 0, "output": 0})[row["token_kind"]] = row["micros_per_million"]
+    return PolicyView(
+        snapshot=snapshot,
+        price_version=document.get("price_version", 0),
+        quotas={(quota.tenant_id, quota.priority_class): quota for quota in snapshot.tenants},
+        prices={where: TokenPrices(**row) for where, row in prices.items()},
+        zones={tenant_id: ZoneInfo(tenant["timezone"]) for tenant_id, tenant in document.get("tenants", {}).items()},
+    )
+
+
+class PolicyFeed:
+    """Always: ``view`` is the newest document that could be read; after a broken one the last good one stays."""
+
+    def __init__(self, redis: Redis, keys: Keys, on_key_changed: Callable[[str | None], None]) -> None:
+        self._redis = redis
+        self._keys = keys
+        self._on_key_changed = on_key_changed
+        self._raw: bytes | None = None
+        self._view: PolicyView | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def view(self) -> PolicyView | None:
+        """None until a policy has been published."""
+        return self._view
+
+    async def start(self, republish: Callable[[], Awaitable[None]]) -> None:
+        """Read the policy once (``republish`` is asked for it when Redis has none), then follow it."""
+        await self.refresh()
+        if self._view is None:
+            await republish()
+            await self.refresh()
+        self._task = asyncio.create_task(self._follow(), name="policy feed")
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+
+    async def refresh(self) -> None:
+        """Raises RedisError."""
+        raw = await self._redis.get(self._keys.policy_current)
+        if raw is None or raw == self._raw:
+            return
+        self._raw = raw
+        try:
+            self._view = view_of(json.loads(raw))
+        except (PolicyError, KeyError, TypeError, ValueError) as error:
+            log.error("a published policy cannot be read and is ignored: %s", error)
+
+    async def _follow(self) -> None:
+        while True:
+            try:
+                await self._listen()
+            except RedisError as error:
+                log.warning("the policy feed lost Redis: %s", error)
+                await asyncio.sleep(POLICY_POLL_S)
+
+    async def _listen(self) -> None:
+        async with self._redis.pubsub() as pubsub:
+            await pubsub.subscribe(self._keys.policy_changed, keys_changed(self._keys))
+            self._on_key_changed(None)  # pings may have been lost while nobody listened
+            while True:
+                await self._handle(pubsub)
+                await self.refresh()
+
+    async def _handle(self, pubsub: PubSub) -> None:
+        message = await pubsub.get_message(ignore_subscribe_messages=True, timeout=POLICY_POLL_S)
+        if message is not None and message["channel"].decode() == keys_changed(self._keys):
+            self._on_key_changed(message["data"].decode())

@@ -1,0 +1,208 @@
+"""What one gateway process keeps running: its Bus, its readers, its caches. Started and stopped by the ASGI lifespan.
+
+Knows the parts and in which order they live; refuses to know requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, suppress
+
+from django.conf import settings
+from django.db import connections
+from psycopg.conninfo import make_conninfo
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from gateway.admission import Admission
+from gateway.auth import Keys as ApiKeys
+from gateway.auth import KeyTable
+from gateway.door import Door
+from gateway.loads import loads as load_source
+from gateway.policy_feed import PolicyFeed
+from gateway.streams import Streams
+from gateway.text import Text, byte_text
+from tenants import services
+from wire.bus import BusError, GatewayBus
+from wire.messages import LoadSnapshot
+from wire.redis_bus import RedisGatewayBus
+from wire.redis_keys import Keys
+
+log = logging.getLogger(__name__)
+
+READ_S = 0.25  # longest wait of one outbox read; also bounds how long a drain takes
+WATCH_S = 0.25  # how often workers' snapshots are read
+HEARTBEAT_S = 2.0
+AGAIN_S = 0.25  # after the Bus refused
+
+
+class Runtime:
+    """Always: between ``start`` and ``stop`` every loop runs; one that the Bus fails goes on when the Bus is back."""
+
+    def __init__(
+        self,
+        *,
+        bus: GatewayBus,
+        redis: Redis,
+        redis_keys: Keys,
+        key_table: KeyTable,
+        texts: Sequence[Text],
+        body_limit_bytes: int,
+    ) -> None:
+        self.bus = bus
+        self.body_limit_bytes = body_limit_bytes
+        self.keys = ApiKeys(key_table.find)
+        self.policy = PolicyFeed(redis, redis_keys, self.keys.forget)
+        self.admission = Admission(redis, redis_keys)
+        self.streams = Streams(time.monotonic)
+        self.loads: Sequence[LoadSnapshot] = ()
+        self.door = Door(
+            bus=bus,
+            admission=self.admission,
+            streams=self.streams,
+            texts={text.model: text for text in texts},
+            policy=lambda: self.policy.view,
+            loads=lambda: self.loads,
+        )
+        self._redis = redis
+        self._key_table = key_table
+        self._reads_done = asyncio.Condition()
+        self._num_reads = 0
+        self._stack = AsyncExitStack()
+
+    @classmethod
+    def from_settings(cls) -> Runtime:
+        """Raises wire.gguf_header.ModelFileError when the model file is no good."""
+        redis_keys = Keys(settings.RUBATO_REDIS_PREFIX)
+        text = Text.of_model(settings.RUBATO_MODEL_PATH) if settings.RUBATO_MODEL_PATH else byte_text()
+        database = settings.DATABASES["default"]
+        conninfo = make_conninfo(
+            dbname=database["NAME"],
+            user=database["USER"],
+            password=database["PASSWORD"],
+            host=database["HOST"],
+            port=database["PORT"],
+            **{name: value for name, value in database["OPTIONS"].items() if name != "pool"},
+        )
+        return cls(
+            bus=RedisGatewayBus(settings.REDIS_URL, f"gateway-{uuid.uuid4().hex[:12]}", keys=redis_keys),
+            redis=Redis.from_url(settings.REDIS_URL, protocol=2, socket_timeout=5.0, socket_connect_timeout=5.0),
+            redis_keys=redis_keys,
+            key_table=KeyTable(conninfo),
+            texts=[text],
+            body_limit_bytes=settings.RUBATO_BODY_LIMIT_BYTES,
+        )
+
+    async def start(self) -> None:
+        """Raises BusError or RedisError while Redis is not there."""
+        stack = self._stack
+        stack.push_async_callback(self._redis.aclose)
+        await self._key_table.open()
+        stack.push_async_callback(self._key_table.close)
+        await self.bus.open()
+        stack.push_async_callback(self.bus.close)
+        await self.policy.start(_publish_policy)
+        stack.push_async_callback(self.policy.stop)
+        self.loads = await self.bus.loads()
+        load_source.read_from(self._current_loads)
+        stack.callback(load_source.read_from, None)
+        for work, period_s in (
+            (self._read_outbox, 0.0),
+            (self._watch_workers, WATCH_S),
+            (self._beat, HEARTBEAT_S),
+        ):
+            task = asyncio.create_task(self._repeat(work, period_s), name=work.__name__)
+            stack.push_async_callback(_stopped, task)
+
+    async def stop(self) -> None:
+        await self._stack.aclose()
+
+    async def _current_loads(self) -> Sequence[LoadSnapshot]:
+        return self.loads
+
+    async def _repeat(self, work: Callable[[], Awaitable[None]], period_s: float) -> None:
+        """Failures of the Bus are told once per outage."""
+        failing = False
+        while True:
+            try:
+                await work()
+                failing = False
+                await asyncio.sleep(period_s)
+            except (BusError, RedisError) as error:
+                if not failing:
+                    log.warning("%s: the Bus does not answer: %s", work.__name__, error)
+                failing = True
+                await asyncio.sleep(AGAIN_S)
+
+    async def _read_outbox(self) -> None:
+        self.streams.deliver(await self.bus.receive(READ_S))
+        async with self._reads_done:
+            self._num_reads += 1
+            self._reads_done.notify_all()
+
+    async def _drained(self) -> None:
+        """Until an outbox read that began after this call has been delivered."""
+        async with self._reads_done:
+            target = self._num_reads + 2
+            await self._reads_done.wait_for(lambda: self._num_reads >= target)
+
+    async def _watch_workers(self) -> None:
+        try:
+            self.loads = await self.bus.loads()
+        except BusError:
+            self.loads = ()
+            raise
+        for worker_id, epoch in self.streams.lost_workers(self.loads):
+            await self._give_up(worker_id, epoch)
+
+    async def _give_up(self, worker_id: str, epoch: int) -> None:
+        """After the fence nothing of that epoch can be published any more; what was published is read first."""
+        await self.bus.fence(worker_id, epoch)
+        await self._drained()
+        lost = self.streams.lose(worker_id, epoch)
+        if lost:
+            log.error("worker %s (epoch %s) was lost with %s responses", worker_id, epoch, len(lost))
+        for stream in lost:
+            await self.door.release(stream, "worker_lost")
+
+    async def _beat(self) -> None:
+        await self.bus.heartbeat()
+        await self.admission.renew([stream.grant for stream in self.streams if stream.holds_lease])
+        for stream in self.streams:
+            if stream.is_stalled and stream.reader is not None:
+                log.warning("response %s is not being read; closing it", stream.response_id)
+                stream.reader.cancel()
+
+
+_current: list[Runtime] = []
+
+
+def current() -> Runtime | None:
+    """The runtime of this process, while its ASGI lifespan lasts."""
+    return _current[-1] if _current else None
+
+
+def set_current(runtime: Runtime | None) -> None:
+    _current[:] = [] if runtime is None else [runtime]
+
+
+async def _publish_policy() -> None:
+    """Redis has no policy (it is new, or came back empty): the database is the truth."""
+
+    def publish() -> None:
+        try:
+            services.publish_policy()
+        finally:
+            connections.close_all()
+
+    await asyncio.to_thread(publish)
+
+
+async def _stopped(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task

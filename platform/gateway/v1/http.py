@@ -1,0 +1,122 @@
+"""A request of /v1 on raw ASGI: headers, body within its limit, answers in bytes.
+
+Knows ASGI messages; refuses to know what is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from gateway.errors import Reason, Refusal, invalid
+
+Scope = Mapping[str, Any]
+Receive = Callable[[], Awaitable[Mapping[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+
+JSON = "application/json"
+
+
+class ClientGone(Exception):
+    """The client closed the connection before its body was whole."""
+
+
+class Exchange:
+    """One request and its answer. Always: the answer is started at most once; every answer carries ``x-request-id``."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scope = scope
+        self.request_id = f"req_{uuid.uuid4().hex}"
+        self.status: int | None = None
+        self._receive = receive
+        self._send = send
+
+    @property
+    def path(self) -> str:
+        path: str = self.scope["path"]
+        return path
+
+    @property
+    def method(self) -> str:
+        method: str = self.scope["method"]
+        return method
+
+    @property
+    def headers(self) -> Iterable[tuple[bytes, bytes]]:
+        headers: Iterable[tuple[bytes, bytes]] = self.scope["headers"]
+        return headers
+
+    def header(self, name: bytes) -> str:
+        """The first value, or empty."""
+        return next((value.decode("latin-1") for key, value in self.headers if key.lower() == name), "")
+
+    async def json_body(self, limit_bytes: int) -> bytes:
+        """The whole body. Raises InvalidRequest for another media type and above the limit, ClientGone."""
+        media_type = self.header(b"content-type").partition(";")[0].strip().lower()
+        if media_type not in ("", JSON) or self.header(b"content-encoding") not in ("", "identity"):
+            raise invalid(Reason.UNSUPPORTED_MEDIA_TYPE, "Send the body as plain 'Content-Type: application/json'.")
+        too_large = invalid(Reason.BODY_TOO_LARGE, f"The body may have at most {limit_bytes} bytes.")
+        announced = self.header(b"content-length")
+        if announced.isascii() and announced.isdigit() and int(announced) > limit_bytes:
+            raise too_large
+        parts, size = [], 0
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            part = message.get("body", b"")
+            size += len(part)
+            if size > limit_bytes:
+                raise too_large
+            parts.append(part)
+            if not message.get("more_body", False):
+                return b"".join(parts)
+
+    def watch_disconnect(self, on_gone: Callable[[], None]) -> Disconnect:
+        """Call ``on_gone`` when the client leaves, until the block ends. Only after the body was read."""
+        return Disconnect(self._receive, on_gone)
+
+    async def start(self, status: int, headers: Mapping[str, str]) -> None:
+        self.status = status
+        own = {"x-request-id": self.request_id, **headers}
+        encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in own.items()]
+        await self._send({"type": "http.response.start", "status": status, "headers": encoded})
+
+    async def write(self, body: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": body, "more_body": True})
+
+    async def end(self, body: bytes = b"") -> None:
+        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def answer(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
+        """A whole JSON answer."""
+        own = {"content-type": JSON, "content-length": str(len(body)), **(headers or {})}
+        await self.start(status, own)
+        await self.end(b"" if self.method == "HEAD" else body)
+
+    async def refuse(self, refusal: Refusal, headers: Mapping[str, str] | None = None) -> None:
+        await self.answer(refusal.status, refusal.body(), {**(headers or {}), **refusal.headers()})
+
+
+class Disconnect:
+    """Watches for the client's leaving while a block runs."""
+
+    def __init__(self, receive: Receive, on_gone: Callable[[], None]) -> None:
+        self._receive = receive
+        self._on_gone = on_gone
+
+    async def __aenter__(self) -> None:
+        self._task = asyncio.create_task(self._watch())
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self._task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._task
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._on_gone()
