@@ -20,6 +20,7 @@ from django.core.management.base import BaseCommand, CommandError
 from gateway.databases import ALIASES
 from gateway.embedded import EmbeddedError, EmbeddedPostgres, EmbeddedService, EmbeddedValkey
 from gateway.embedded.service import port_is_free, write_private
+from gateway.supervision.demo_file import write_demo_file
 from gateway.supervision.output import Output
 from gateway.supervision.platform_processes import (
     PlatformOptions,
@@ -106,9 +107,11 @@ def _serve(options: PlatformOptions, supervisor: Supervisor, output: Output) -> 
     try:
         supervisor.start(stages[0])
         write_private(services_file, json.dumps(addresses, indent=2))
-        for step in _preparations(options, environment):
-            if not supervisor.is_interrupted:
-                supervisor.run_once(step)
+        if not supervisor.is_interrupted:
+            arguments = ("migrate", "--database=owner", "--no-input", "--verbosity=0")
+            supervisor.run_once(manage(options, environment, "migrate", *arguments))
+        if not supervisor.is_interrupted:
+            write_demo_file(options, environment)
         for stage in stages[1:]:
             if not supervisor.is_interrupted:
                 supervisor.start(stage)
@@ -143,10 +146,6 @@ def _services(data: Path) -> tuple[list[EmbeddedService], dict[str, str]]:
         services.append(valkey)
         addresses["REDIS_URL"] = valkey.url
     return services, addresses
-
-
-def _preparations(options: PlatformOptions, environment: dict[str, str]) -> list[Any]:
-    return [manage(options, environment, "migrate", "migrate", "--database=owner", "--no-input", "--verbosity=0")]
 
 
 def _free_mib(folder: Path) -> int:
