@@ -1,6 +1,8 @@
-"""The books as rows: prices, operations, ledger entries, roll-ups, alerts. Knows constraints; refuses to know how they are written.
+"""The books as rows: prices, operations, ledger entries, roll-ups, alerts. Knows constraints; refuses to know how
+they are written.
 
-Tenants are referenced without a database constraint: a count that has arrived is recorded even when its tenant is unknown here.
+Tenants are referenced without a database constraint: a count that has arrived is recorded even when its tenant is
+unknown here.
 """
 
 from __future__ import annotations
@@ -130,10 +132,12 @@ class UsageRequest(models.Model):
 
 
 class LedgerEntry(models.Model):
-    """One line of the books. Always: inserted, never changed or deleted (trigger and grants); once per (operation, key).
+    """One line of the books. Always: inserted, never changed or deleted (trigger and grants); once per (operation,
+    key).
 
-    ``amount_micros``: held by a reserve, charged by a settle, handed back whole by a release (its charge is 0); an adjust
-    is signed (positive = charged), a credit is positive in the tenant's favour. Tokens stand on settle and release.
+    ``amount_micros``: held by a reserve, charged by a settle, 0 on a release; an adjust is signed (positive =
+    charged), a
+    credit is positive in the tenant's favour. ``attempt`` and tokens stand on the ends that a worker counted.
     """
 
     class Kind(models.TextChoices):
@@ -148,8 +152,11 @@ class LedgerEntry(models.Model):
     entry_key = models.CharField(max_length=80)
     kind = models.CharField(max_length=8, choices=Kind.choices)
     tenant = _tenant("ledger_entries")
+    priority_class = models.CharField(max_length=16, default="")
+    model = models.CharField(max_length=120, default="")
     amount_micros = models.BigIntegerField()
     price_version = models.BigIntegerField(default=0)
+    attempt = models.IntegerField(null=True)
     prompt_tokens = models.BigIntegerField(default=0)
     cached_tokens = models.BigIntegerField(default=0)
     output_tokens = models.BigIntegerField(default=0)
@@ -173,6 +180,7 @@ class LedgerEntry(models.Model):
                 name="ledger_key_names_the_kind",
             ),
             models.CheckConstraint(condition=Q(kind="adjust") | Q(amount_micros__gte=0), name="ledger_amount_sign"),
+            models.CheckConstraint(condition=~Q(kind="release") | Q(amount_micros=0), name="ledger_release_is_free"),
             models.CheckConstraint(
                 condition=Q(cached_tokens__gte=0, prompt_tokens__gte=F("cached_tokens"), output_tokens__gte=0),
                 name="ledger_counts_possible",
@@ -185,7 +193,9 @@ class LedgerEntry(models.Model):
 
 
 class Rollup(models.Model):
-    """Sums of the worker-counted ends of one hour. Always: equal to the ledger's; recomputable by ``rollups.rebuild``."""
+    """Sums of the worker-counted ends of one hour. Always: equal to the ledger's; recomputable by
+    ``rollups.rebuild``.
+    """
 
     tenant = _tenant("rollups")
     priority_class = models.CharField(max_length=16, choices=CLASS_CHOICES)
@@ -225,12 +235,14 @@ class EngineCount(models.Model):
 
 
 class LedgerAlert(models.Model):
-    """Something that must not happen to the books, and did. Always: written once per distinct finding; a person closes it."""
+    """Something that must not happen to the books, and did. Always: written once per distinct finding; a person
+    closes it.
+    """
 
     id = models.BigAutoField(primary_key=True)
     subject = models.CharField(max_length=120, help_text="operation id, or the entry id where no operation is known")
     reason = models.CharField(max_length=40)
-    detail = models.JSONField()
+    detail = models.TextField()
     fingerprint = models.CharField(max_length=64, unique=True, editable=False)
     created_at = models.DateTimeField(default=timezone.now, editable=False)
     closed_at = models.DateTimeField(null=True, blank=True)

@@ -1,4 +1,5 @@
-"""What tokens cost, in pure integers. Knows prices per million tokens; refuses to know who pays or where prices are kept.
+"""What tokens cost, in pure integers. Knows prices per million tokens; refuses to know who pays or where prices are
+kept.
 
 cost_micros = ceil( ((prompt - cached) * price_prompt + cached * price_cached + output * price_output) / 1_000_000 )
 

@@ -1,6 +1,7 @@
 """API keys as text: making, parsing and digesting them. Knows no database and no request.
 
-Format: ``sk_<env>_<12 base62 public id>_<43 base62 secret><6 base62 CRC32>``. The checksum covers everything before it, so a
+Format: ``sk_<env>_<12 base62 public id>_<43 base62 secret><6 base62 CRC32>``. The checksum covers everything before
+it, so a
 typo is refused without a look-up. Only the SHA-256 of the secret is ever stored: 256 random bits need no slow hash.
 """
 

@@ -1,6 +1,7 @@
 """The wall between tenants: row-level security as migration operations, and the one door through it.
 
-Outside ``with tenant(…)`` the role app_rw sees no row at all. Knows the two roles' names; refuses to know who a user is.
+Outside ``with tenant(…)`` the role app_rw sees no row at all. Knows the two roles' names; refuses to know who a user
+is.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ class IsolationError(Exception):
 
 @contextmanager
 def tenant(tenant_id: UUID) -> Iterator[None]:
-    """One transaction on the alias ``tenant`` in which exactly this tenant's rows exist. Raises IsolationError inside another's."""
+    """One transaction on the alias ``tenant`` in which exactly this tenant's rows exist. Raises IsolationError inside
+    another's.
+    """
     with transaction.atomic(using=ALIAS):
         before = _current()
         if before not in ("", str(tenant_id)):

@@ -1,4 +1,5 @@
-"""Who may use the platform and under what policy, as rows. Knows constraints; refuses to know how anything is changed (services).
+"""Who may use the platform and under what policy, as rows. Knows constraints; refuses to know how anything is changed
+(services).
 
 Row-level security binds every table with a ``tenant_id`` (and ``tenants_tenant`` itself): see ``migrations/0002``.
 """
@@ -28,7 +29,9 @@ def known_timezone(name: str) -> None:
 
 
 class Tenant(models.Model):
-    """A customer. Always: the slug never changes meaning, and a tenant with a ledger is made inactive, never deleted."""
+    """A customer. Always: the slug never changes meaning, and a tenant with a ledger is made inactive, never
+    deleted.
+    """
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     slug = models.CharField(
@@ -101,8 +104,8 @@ class ApiKey(models.Model):
         return f"{self.name} …{self.last4}"
 
 
-def _limit(unit: str, **options: object) -> models.BigIntegerField[int | None, int | None]:
-    return models.BigIntegerField(null=True, blank=True, help_text=f"{unit}; empty = no limit, 0 = nothing", **options)  # type: ignore[arg-type]
+def _limit(unit: str) -> models.BigIntegerField[int | None, int | None]:
+    return models.BigIntegerField(unit, null=True, blank=True, help_text="empty = no limit, 0 = nothing allowed")
 
 
 def _not_negative(prefix: str, *fields: str) -> list[models.CheckConstraint]:
@@ -145,25 +148,43 @@ class PriorityClass(models.Model):
     """
 
     label = models.CharField(primary_key=True, max_length=16, choices=CLASS_CHOICES)
-    ttft_target_ms = models.BigIntegerField(null=True, blank=True, help_text="ms to the first token; empty = none")
-    tbt_target_ms = models.BigIntegerField(null=True, blank=True, help_text="ms between tokens; empty = none")
-    hard_deadline_ms = models.BigIntegerField(null=True, blank=True, help_text="ms; later than this is shed")
-    max_queue_wait_ms = _limit("ms in the queue")
-    floor_percent = models.IntegerField(help_text="% of GPU time that is kept for this class")
-    cap_slots_percent = models.IntegerField(help_text="% of all slots")
-    cap_memory_percent = models.IntegerField(help_text="% of all KV blocks")
-    patience_steps = models.IntegerField(null=True, blank=True, help_text="steps before it preempts a lower class")
-    patience_ms = models.BigIntegerField(null=True, blank=True, help_text="ms before it preempts; both empty = never")
-    fairness_gap_ms = models.BigIntegerField(help_text="GPU-ms one tenant may be ahead of another")
-    quantum_steps = models.IntegerField(help_text="steps before a tenant may be displaced by its own class")
-    step_cap_percent = models.IntegerField(help_text="% of the tightest active first-token target one step may take")
-    token_budget_max = models.IntegerField(help_text="tokens in one step")
+    ttft_target_ms = models.BigIntegerField(
+        "first token target (ms)", null=True, blank=True, help_text="ms to the first token; empty = none"
+    )
+    tbt_target_ms = models.BigIntegerField(
+        "between tokens target (ms)", null=True, blank=True, help_text="ms between tokens; empty = none"
+    )
+    hard_deadline_ms = models.BigIntegerField(
+        "hard deadline (ms)", null=True, blank=True, help_text="ms; later than this is shed"
+    )
+    max_queue_wait_ms = _limit("max queue wait (ms)")
+    floor_percent = models.IntegerField("floor (%)", help_text="% of GPU time that is kept for this class")
+    cap_slots_percent = models.IntegerField("slots cap (%)", help_text="% of all slots")
+    cap_memory_percent = models.IntegerField("memory cap (%)", help_text="% of all KV blocks")
+    patience_steps = models.IntegerField(
+        "patience (steps)", null=True, blank=True, help_text="steps before it preempts a lower class"
+    )
+    patience_ms = models.BigIntegerField(
+        "patience (ms)", null=True, blank=True, help_text="ms before it preempts; both empty = never"
+    )
+    fairness_gap_ms = models.BigIntegerField(
+        "fairness gap (GPU-ms)", help_text="GPU-ms one tenant may be ahead of another"
+    )
+    quantum_steps = models.IntegerField(
+        "quantum (steps)", help_text="steps before a tenant may be displaced by its own class"
+    )
+    step_cap_percent = models.IntegerField(
+        "step cap (%)", help_text="% of the tightest active first-token target one step may take"
+    )
+    token_budget_max = models.IntegerField("token budget max", help_text="tokens in one step")
     chunk_max = models.IntegerField(help_text="prompt tokens of one request in one step, at most")
     chunk_min = models.IntegerField(help_text="… and at least")
     bypass_limit = models.IntegerField(help_text="times the head may be overtaken before room is kept for it")
     max_preemptions = models.IntegerField(help_text="times one request may be preempted")
-    governor_on_percent = models.IntegerField(help_text="% of time lost to preemption that stops preempting")
-    governor_off_percent = models.IntegerField(help_text="% that allows it again")
+    governor_on_percent = models.IntegerField(
+        "governor on (%)", help_text="% of time lost to preemption that stops preempting"
+    )
+    governor_off_percent = models.IntegerField("governor off (%)", help_text="% that allows it again")
 
     class Meta:
         ordering = ["label"]
@@ -211,12 +232,14 @@ class QuotaPolicy(models.Model):
     value_micros = models.BigIntegerField(default=1, help_text="worth of one token when overload forces a choice")
     requests_per_minute = _limit("requests/min")
     tokens_per_minute = _limit("tokens/min")
-    concurrency = _limit("requests at once")
-    money_micros = _limit("micro-units of money per window")
-    money_window = models.CharField(max_length=8, choices=Window.choices, default=Window.MONTH)
+    concurrency = _limit("at once")
+    money_micros = _limit("money (micros/window)")
+    money_window = models.CharField("window", max_length=8, choices=Window.choices, default=Window.MONTH)
     default_max_tokens = models.IntegerField(default=MAX_TOKENS_DEFAULT, help_text="when a call names no max_tokens")
-    max_tokens_cap = _limit("output tokens per call")
-    hard_deadline_ms = models.BigIntegerField(null=True, blank=True, help_text="ms to the first token; later is shed")
+    max_tokens_cap = _limit("max tokens/call")
+    hard_deadline_ms = models.BigIntegerField(
+        "hard deadline (ms)", null=True, blank=True, help_text="to the first token; what cannot keep it is shed"
+    )
 
     class Meta:
         ordering = ["tenant", "priority_class"]

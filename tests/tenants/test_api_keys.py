@@ -57,7 +57,7 @@ def test_any_single_mistyped_letter_is_refused(position: int, letter: str) -> No
 def test_text_of_another_shape_is_refused_without_repeating_it(text: str) -> None:
     with pytest.raises(api_keys.MalformedKey) as refusal:
         api_keys.parse(text)
-    assert not text or text not in str(refusal.value)
+    assert len(text) < 8 or text not in str(refusal.value)
 
 
 def test_a_key_with_a_line_break_behind_it_is_refused() -> None:

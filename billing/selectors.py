@@ -1,0 +1,144 @@
+"""What the books say: prices in force, open operations, sums per window and in all. Reads only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+from django.db.models import Count, Max, Q, Sum
+
+from billing.lines import PriceKey, PriceList
+from billing.models import OPEN, EngineCount, LedgerAlert, LedgerEntry, Price, PriceVersion, Rollup, UsageRequest
+from billing.pricing import TokenKind, TokenPrices
+from tenants import selectors as tenant_selectors
+
+ENDS = ("settle", "release")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSums:
+    """Tokens and money of many ended operations."""
+
+    num_requests: int
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    cost_micros: int
+
+
+@dataclass(frozen=True, slots=True)
+class WindowSums:
+    """What one tenant used and holds in one money window of one class; enough to rebuild the gate when Redis is
+    lost.
+    """
+
+    tenant_id: UUID
+    priority_class: str
+    window_id: str
+    settled_micros: int
+    open_micros: int
+
+
+def current_price_version() -> int:
+    """0 while no price was ever set."""
+    newest = PriceVersion.objects.order_by("-version").first()
+    return newest.version if newest else 0
+
+
+def price_list(version: int) -> PriceList:
+    found: dict[PriceKey, dict[str, int]] = {}
+    for price in Price.objects.filter(price_version=version):
+        kinds = found.setdefault((price.model, price.priority_class), dict.fromkeys(TokenKind, 0))
+        kinds[price.token_kind] = price.micros_per_million
+    return PriceList(version, {key: TokenPrices(**kinds) for key, kinds in found.items()})
+
+
+def price_lists(versions: Iterable[int]) -> dict[int, PriceList]:
+    return {version: price_list(version) for version in sorted(set(versions))}
+
+
+def current_policy_document() -> dict[str, object]:
+    """All that gateways and workers follow: policy, prices, names of tenants. Version 0 is the policy before the
+    first edit.
+    """
+    stored = tenant_selectors.current_policy()
+    policy = stored.policy if stored else tenant_selectors.live_policy(version=0)
+    price_version = current_price_version()
+    return {
+        "version": stored.version if stored else 0,
+        "policy": policy,
+        "price_version": price_version,
+        "prices": [
+            {
+                "model": price.model,
+                "priority_class": price.priority_class,
+                "token_kind": price.token_kind,
+                "micros_per_million": price.micros_per_million,
+            }
+            for price in Price.objects.filter(price_version=price_version)
+        ],
+        "tenants": tenant_selectors.tenants_by_id(),
+    }
+
+
+def open_operations(*, reserved_before: datetime, limit: int) -> list[UsageRequest]:
+    """Reservations that nothing has ended yet, oldest first."""
+    return list(
+        UsageRequest.objects.filter(state=OPEN, reserved_at__lt=reserved_before).order_by("reserved_at")[:limit]
+    )
+
+
+def ledger_sums() -> TokenSums:
+    """Worker-counted ends in the ledger. Releases without a count have no tokens and are not counted as requests."""
+    found = LedgerEntry.objects.filter(kind__in=ENDS, attempt__isnull=False).aggregate(
+        num_requests=Count("id"),
+        prompt_tokens=Sum("prompt_tokens", default=0),
+        cached_tokens=Sum("cached_tokens", default=0),
+        output_tokens=Sum("output_tokens", default=0),
+        cost_micros=Sum("amount_micros", filter=Q(kind="settle"), default=0),
+    )
+    return TokenSums(**found)
+
+
+def rollup_sums() -> TokenSums:
+    names = ("num_requests", "prompt_tokens", "cached_tokens", "output_tokens", "cost_micros")
+    return TokenSums(**Rollup.objects.aggregate(**{name: Sum(name, default=0) for name in names}))
+
+
+def engine_sums() -> tuple[int, int]:
+    """(prompt, output) tokens that workers say they counted, over all their epochs."""
+    found = EngineCount.objects.aggregate(
+        prompt=Sum("prompt_tokens", default=0), output=Sum("output_tokens", default=0)
+    )
+    return found["prompt"], found["output"]
+
+
+def window_sums(*, since: datetime) -> list[WindowSums]:
+    """Every money window in which something was reserved at ``since`` or later, whole."""
+    rows = (
+        UsageRequest.objects.exclude(window_id="")
+        .values("tenant_id", "priority_class", "window_id")
+        .annotate(
+            settled_micros=Sum("cost_micros", default=0),
+            open_micros=Sum("reserved_micros", filter=Q(state=OPEN), default=0),
+            newest=Max("reserved_at"),
+        )
+        .filter(newest__gte=since)
+        .order_by("tenant_id", "priority_class", "window_id")
+    )
+    return [
+        WindowSums(
+            tenant_id=row["tenant_id"],
+            priority_class=row["priority_class"],
+            window_id=row["window_id"],
+            settled_micros=row["settled_micros"],
+            open_micros=row["open_micros"],
+        )
+        for row in rows
+    ]
+
+
+def num_open_alerts() -> int:
+    return LedgerAlert.objects.filter(closed_at=None).count()

@@ -1,0 +1,73 @@
+"""Changes of prices and alerts: keyword-only, actor given, one transaction, told after commit. Ledger lines are
+ledger.py's.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+
+from django.core.exceptions import ValidationError
+from django.db import transaction
+from django.utils import timezone
+
+from billing import selectors
+from billing.lines import PriceKey
+from billing.models import LedgerAlert, LedgerEntry, Price, PriceVersion
+from billing.pricing import TokenKind, TokenPrices
+from tenants import services as tenant_services
+
+
+def set_prices(*, actor: str, prices: Mapping[PriceKey, TokenPrices]) -> PriceVersion:
+    """The next price list: the current one with these prices in place of its own. Operations reserved before keep
+    theirs.
+    """
+    with transaction.atomic():
+        tenant_services.record_policy(actor)  # also takes the lock, and makes everybody read the new list
+        current = selectors.price_list(selectors.current_price_version()).prices
+        version = PriceVersion(actor=actor)
+        version.save(force_insert=True)
+        rows = [
+            Price(
+                price_version=version,
+                model=model,
+                priority_class=priority_class,
+                token_kind=kind.value,
+                micros_per_million=getattr(price, kind.value),
+            )
+            for (model, priority_class), price in sorted({**current, **prices}.items())
+            for kind in TokenKind
+        ]
+        for row in rows:
+            row.full_clean(validate_unique=False)
+        Price.objects.bulk_create(rows)
+    return version
+
+
+def adjust(*, actor: str, operation_id: uuid.UUID, amount_micros: int, reason: str) -> LedgerEntry:
+    """Repairs an operation's charge by a new line that names it; positive is charged. Raises ValidationError."""
+    line = LedgerEntry.objects.filter(operation_id=operation_id).order_by("id").first()
+    if line is None:
+        raise ValidationError(f"no operation {operation_id} in the ledger")
+    if not reason or not amount_micros:
+        raise ValidationError("an adjustment has a reason and an amount other than 0")
+    entry = LedgerEntry(
+        operation_id=operation_id,
+        entry_key=f"adjust:{uuid.uuid4()}",
+        kind="adjust",
+        tenant_id=line.tenant_id,
+        priority_class=line.priority_class,
+        model=line.model,
+        amount_micros=amount_micros,
+        price_version=line.price_version,
+        reason=reason,
+        actor=actor,
+    )
+    entry.save(force_insert=True)
+    return entry
+
+
+def close_alert(*, actor: str, alert_id: int) -> bool:
+    """A person has looked. False when somebody had closed it before."""
+    changed = LedgerAlert.objects.filter(id=alert_id, closed_at=None).update(closed_at=timezone.now(), closed_by=actor)
+    return bool(changed)

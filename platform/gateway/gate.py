@@ -1,0 +1,111 @@
+"""What Redis holds of responses and money, read for the settler and for ``reconcile``. Refuses to admit anybody.
+
+Synchronous, for management commands; every failure is a BusError.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self, cast
+
+from redis.exceptions import RedisError
+
+from wire.bus import BusError
+from wire.messages import LoadSnapshot, Released
+from wire.redis_bus import RedisGatewayBus, connect
+from wire.redis_keys import Keys
+
+SCAN_COUNT = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """The state of one response and the gateway that owns it."""
+
+    state: str
+    gateway_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """One money window of a tenant and class."""
+
+    open_micros: int
+    settled_micros: int
+
+
+class Gate:
+    """Always: reads only, except ``end``, which ends a response by the same script as everybody else."""
+
+    def __init__(self, url: str, keys: Keys) -> None:
+        self._keys = keys
+        self._client = connect(url)
+        self._runner = asyncio.Runner()
+        self._bus = RedisGatewayBus(url, "settler", keys=keys)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with contextlib.suppress(BusError):  # Redis may be gone before us
+            self._runner.run(self._bus.close())
+        self._runner.close()
+        self._client.close()
+
+    def records(self, response_ids: Sequence[str]) -> Mapping[str, Record]:
+        """Those that exist."""
+        with _bus_errors(), self._client.pipeline(transaction=False) as pipeline:
+            for response_id in response_ids:
+                pipeline.hmget(self._keys.response(response_id), "state", "gateway")
+            found = pipeline.execute()
+        return {
+            response_id: Record(state.decode(), (gateway or b"").decode())
+            for response_id, (state, gateway) in zip(response_ids, found, strict=True)
+            if state is not None
+        }
+
+    def live_gateways(self, gateway_ids: Sequence[str]) -> frozenset[str]:
+        """Those of the given ones whose heartbeat is fresh."""
+        names = [self._keys.alive(gateway_id) for gateway_id in gateway_ids]
+        if not names:
+            return frozenset()
+        with _bus_errors():
+            values = cast(list[bytes | None], self._client.mget(names))
+        return frozenset(name for name, value in zip(gateway_ids, values, strict=True) if value is not None)
+
+    def num_waiting_usages(self) -> int:
+        """Entries of the usage stream that the books have not acknowledged."""
+        with _bus_errors():
+            return int(cast(int, self._client.xlen(self._keys.usage)))
+
+    def windows(self) -> Mapping[tuple[str, str, str], Window]:
+        """All money windows by (tenant id, class, window id)."""
+        prefix = f"{self._keys.prefix}money:"
+        found = {}
+        with _bus_errors():
+            for name in self._client.scan_iter(match=f"{prefix}*", count=SCAN_COUNT):
+                tenant_id, priority_class, window_id = name.decode().removeprefix(prefix).split(":", 2)
+                held = cast(list[bytes | None], self._client.hmget(name, "open", "settled"))
+                found[tenant_id, priority_class, window_id] = Window(*(int(value or 0) for value in held))
+        return found
+
+    def loads(self) -> Sequence[LoadSnapshot]:
+        return self._runner.run(self._bus.loads())
+
+    def end(self, released: Released) -> None:
+        """Gives back all that the response holds in Redis and tells the books so, in one script."""
+        self._runner.run(self._bus.append_usage(released))
+
+
+@contextlib.contextmanager
+def _bus_errors() -> Iterator[None]:
+    try:
+        yield
+    except RedisError as error:
+        raise BusError(f"{type(error).__name__}: {error}") from error

@@ -1,0 +1,191 @@
+"""``manage.py seed_demo``: four tenants with a project and a key each, prices, and an admin. Writes only what is
+missing.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import secrets
+from argparse import ArgumentParser
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+from django.contrib.auth import get_user_model
+from django.core.management.base import BaseCommand
+from django.db import transaction
+
+from billing import selectors as billing_selectors
+from billing import services as billing_services
+from billing.pricing import TokenPrices
+from scheduler_engine.policy import PriorityClass, TenantClassPolicy, cpu_classes, gpu_classes
+from tenants import api_keys, selectors, services
+from tenants.models import ApiKey, Project, Tenant
+
+ACTOR = "seed_demo"
+ADMIN = "admin"
+MODEL = "smollm2-135m-instruct"
+KEY_NAME = "demo"
+
+INTERACTIVE, DEFAULT, BATCH = PriorityClass
+STANDARD = TokenPrices(prompt=150_000, cached=75_000, output=600_000)
+PRICES = {
+    INTERACTIVE: TokenPrices(prompt=300_000, cached=150_000, output=1_200_000),
+    DEFAULT: STANDARD,
+    BATCH: TokenPrices(prompt=75_000, cached=37_500, output=300_000),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoTenant:
+    """``quotas`` holds the limits of the classes it may use; the others are not allowed."""
+
+    slug: str
+    name: str
+    timezone: str
+    default_class: PriorityClass
+    quotas: Mapping[PriorityClass, Mapping[str, int]] = field(default_factory=dict)
+
+
+_PAYING = {"weight": 4, "requests_per_minute": 6_000, "tokens_per_minute": 6_000_000, "concurrency": 256}
+_BULK = {"requests_per_minute": 6_000, "tokens_per_minute": 20_000_000, "concurrency": 1_024}
+_FREE = {"requests_per_minute": 60, "tokens_per_minute": 6_000, "concurrency": 3}
+TENANTS = (
+    DemoTenant(
+        slug="aurora",
+        name="Aurora",
+        timezone="Europe/Vienna",
+        default_class=INTERACTIVE,
+        quotas=dict.fromkeys(PriorityClass, _PAYING),
+    ),
+    DemoTenant(slug="bulk", name="Bulk", timezone="UTC", default_class=BATCH, quotas={DEFAULT: _BULK, BATCH: _BULK}),
+    DemoTenant(slug="nova", name="Nova", timezone="America/New_York", default_class=DEFAULT, quotas={DEFAULT: _FREE}),
+    DemoTenant(slug="stranger", name="Stranger", timezone="Asia/Tokyo", default_class=DEFAULT, quotas={DEFAULT: _FREE}),
+)
+
+
+class Command(BaseCommand):
+    help = "Makes the demo's tenants, keys, prices and admin where they are missing, and publishes the policy."
+    requires_system_checks: list[str] = []
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--json", action="store_true", help='print {"keys": {slug: key}, "admin": {…}}')
+        parser.add_argument(
+            "--known",
+            type=Path,
+            help="a JSON file of that shape: keys and password that still hold are kept, others are made anew",
+        )
+        parser.add_argument("--reissue", action="store_true", help="make all keys and the password anew")
+        parser.add_argument("--model", action="append", help=f"model name to price; may repeat (default {MODEL})")
+        parser.add_argument("--profile", choices=["cpu", "gpu"], default="cpu", help="class parameters at first seed")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        known = {} if options["reissue"] else _known(options["known"])
+        renew = options["reissue"] or options["known"] is not None
+        with transaction.atomic():
+            if selectors.current_policy() is None:
+                classes = cpu_classes() if options["profile"] == "cpu" else gpu_classes()
+                services.save_classes(actor=ACTOR, policies=list(classes))
+            _price(options["model"] or [MODEL])
+            projects = {demo.slug: _project(demo) for demo in TENANTS}
+            keys = {slug: _key(project, known.get("keys", {}).get(slug), renew) for slug, project in projects.items()}
+            password = _admin_password(known.get("admin", {}).get("password"), renew)
+        services.publish_policy()
+        found = {"keys": keys, "admin": {"username": ADMIN, "password": password}}
+        self.stdout.write(json.dumps(found) if options["json"] else _table(keys, password))
+
+
+def _known(path: Path | None) -> dict[str, Any]:
+    """What the file says; nothing where it is missing or broken, since keys can always be made anew."""
+    if path is None or not path.exists():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _price(models: list[str]) -> None:
+    prices = billing_selectors.price_list(billing_selectors.current_price_version()).prices
+    missing = {
+        (model, priority_class.label): price
+        for model in models
+        for priority_class, price in PRICES.items()
+        if (model, priority_class.label) not in prices
+    }
+    if missing:
+        billing_services.set_prices(actor=ACTOR, prices=missing)
+
+
+def _project(demo: DemoTenant) -> Project:
+    """The tenant's project; a tenant that is not there yet comes with its quotas. Quotas that exist are an
+    operator's.
+    """
+    tenant = Tenant.objects.filter(slug=demo.slug).first()
+    if tenant is None:
+        tenant = services.create_tenant(actor=ACTOR, slug=demo.slug, name=demo.name, timezone=demo.timezone)
+        services.save_quotas(actor=ACTOR, policies=[_quota(demo, tenant, label) for label in PriorityClass])
+    project = Project.objects.filter(tenant=tenant, name=KEY_NAME).first()
+    return project or services.create_project(
+        actor=ACTOR, tenant=tenant, name=KEY_NAME, default_class=demo.default_class
+    )
+
+
+def _quota(demo: DemoTenant, tenant: Tenant, priority_class: PriorityClass) -> TenantClassPolicy:
+    limits: dict[str, Any] = dict(demo.quotas.get(priority_class, {}))
+    return TenantClassPolicy(
+        tenant_id=str(tenant.id),
+        priority_class=priority_class,
+        allowed=priority_class in demo.quotas,
+        max_tokens_cap=4_096,
+        **limits,
+    )
+
+
+def _key(project: Project, known: str | None, renew: bool) -> str | None:
+    """The project's demo key, as far as it can be told: a text is known when just made or found in the caller's
+    file.
+    """
+    live = list(ApiKey.objects.filter(project=project, name=KEY_NAME, revoked_at=None))
+    if known is not None and any(_opens(known, key) for key in live):
+        return known
+    if live and not renew:
+        return None
+    for key in live:
+        services.revoke_key(actor=ACTOR, key_id=key.id)
+    issued = services.issue_key(actor=ACTOR, project=project, name=KEY_NAME, env=settings.RUBATO_KEY_ENVIRONMENT)
+    return issued.text
+
+
+def _opens(text: str, key: ApiKey) -> bool:
+    try:
+        parsed = api_keys.parse(text)
+    except api_keys.MalformedKey:
+        return False
+    return parsed.public_id == key.public_id and hmac.compare_digest(api_keys.digest(parsed.secret), key.secret_sha256)
+
+
+def _admin_password(known: str | None, renew: bool) -> str | None:
+    user = get_user_model().objects.filter(username=ADMIN).first()
+    if user is None:
+        password = secrets.token_urlsafe(18)
+        get_user_model().objects.create_superuser(ADMIN, password=password)
+        return password
+    if known is not None and user.check_password(known):
+        return known
+    if not renew:
+        return None
+    password = secrets.token_urlsafe(18)
+    user.set_password(password)
+    user.save(update_fields=["password"])
+    return password
+
+
+def _table(keys: Mapping[str, str | None], password: str | None) -> str:
+    kept = "(as before; --reissue makes it anew)"
+    lines = [f"{slug:<10}{key or kept}" for slug, key in keys.items()]
+    return "\n".join([*lines, f"{ADMIN:<10}{password or kept}"])

@@ -1,0 +1,59 @@
+"""``manage.py settle_usage``: the process that keeps the books. One is enough; more of them do no harm."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+from typing import Any
+
+from django.conf import settings
+from django.core.management.base import BaseCommand
+from django.utils import timezone
+
+from billing import engine_counts
+from gateway.gate import Gate
+from gateway.orphans import OrphanSweep
+from gateway.reconciliation import engine_totals
+from gateway.settler import Duty, Settler
+from wire.redis_bus import RedisUsageReader
+from wire.redis_keys import Keys
+
+log = logging.getLogger(__name__)
+
+WITNESS_EVERY_S = 0.5  # a load lives 2 s: a worker's last totals are seen before they go
+SWEEP_EVERY_S = 15.0
+
+
+class Command(BaseCommand):
+    help = "Writes what workers counted into the ledger: exactly once, acknowledged after commit. Runs until SIGTERM."
+    requires_system_checks: list[str] = []
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        stop = threading.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: stop.set())
+        keys = Keys(settings.RUBATO_REDIS_PREFIX)
+        reader = RedisUsageReader(settings.REDIS_URL, keys=keys)
+        with Gate(settings.REDIS_URL, keys) as gate:
+            sweep = OrphanSweep(gate, clock_s=time.monotonic, now=timezone.now)
+            settler = Settler(
+                reader,
+                clock_s=time.monotonic,
+                stopped_after=stop.wait,
+                duties=[
+                    Duty(WITNESS_EVERY_S, lambda: engine_counts.keep(engine_totals(gate.loads()))),
+                    Duty(SWEEP_EVERY_S, lambda: _sweep(sweep)),
+                ],
+            )
+            log.info("the settler is ready")
+            settler.run()
+        reader.close()
+        log.info("the settler has stopped: %s", settler.applied)
+
+
+def _sweep(sweep: OrphanSweep) -> None:
+    released = sweep.run()
+    if released:
+        log.warning("%d operations had lost their owner and were released", released)

@@ -1,0 +1,63 @@
+"""What is so: policy rows as the engine's values, and the versions of them. Reads only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from scheduler_engine.policy import ClassPolicy, PolicySnapshot, TenantClassPolicy, gpu_classes, snapshot_to_dict
+from scheduler_engine.policy import PriorityClass as ClassName
+from tenants.models import PolicyVersion, PriorityClass, QuotaPolicy, Tenant
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPolicy:
+    """One saved version. ``policy`` is ``snapshot_to_dict`` of it."""
+
+    version: int
+    policy: dict[str, object]
+
+
+def class_policy(row: PriorityClass) -> ClassPolicy:
+    """A class row as the engine's value, saved or not."""
+    values = {field.name: getattr(row, field.name) for field in fields(ClassPolicy) if field.name != "priority_class"}
+    return ClassPolicy(priority_class=ClassName.from_label(row.label), **values)
+
+
+def tenant_class_policy(row: QuotaPolicy) -> TenantClassPolicy:
+    """A cell of the quota matrix as the engine's value, saved or not."""
+    own = ("tenant_id", "priority_class")
+    values = {field.name: getattr(row, field.name) for field in fields(TenantClassPolicy) if field.name not in own}
+    return TenantClassPolicy(
+        tenant_id=str(row.tenant_id), priority_class=ClassName.from_label(row.priority_class), **values
+    )
+
+
+def live_snapshot(version: int) -> PolicySnapshot:
+    """The rows as they stand, under a version number. A class without a row stands at its GPU default."""
+    rows = {row.label: class_policy(row) for row in PriorityClass.objects.all()}
+    interactive, default, batch = (rows.get(policy.priority_class.label, policy) for policy in gpu_classes())
+    cells = QuotaPolicy.objects.order_by("tenant_id", "priority_class")
+    return PolicySnapshot(
+        version=version,
+        classes=(interactive, default, batch),
+        tenants=tuple(tenant_class_policy(cell) for cell in cells),
+    )
+
+
+def live_policy(version: int) -> dict[str, object]:
+    """``live_snapshot`` as plain data for JSON."""
+    return snapshot_to_dict(live_snapshot(version))
+
+
+def current_policy() -> StoredPolicy | None:
+    """The newest saved version; None before the first edit."""
+    newest = PolicyVersion.objects.order_by("-version").first()
+    return None if newest is None else StoredPolicy(newest.version, newest.document)
+
+
+def tenants_by_id() -> dict[str, dict[str, str]]:
+    """Names and zones of all tenants, active or not, for gateways and boards."""
+    return {
+        str(tenant.id): {"slug": tenant.slug, "name": tenant.name, "timezone": tenant.timezone}
+        for tenant in Tenant.objects.order_by("slug")
+    }

@@ -1,0 +1,194 @@
+"""Everything that changes tenants, keys and policy: keyword-only, actor given, one transaction, events after commit.
+
+Refuses to know Redis: what must be told is told through the two publishers that the settings name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from datetime import datetime
+from functools import partial
+from uuid import UUID
+
+from django.conf import settings
+from django.core.exceptions import ValidationError
+from django.db import connection, transaction
+from django.utils import timezone
+from django.utils.module_loading import import_string
+
+from scheduler_engine.policy import (
+    ClassPolicy,
+    PolicyError,
+    TenantClassPolicy,
+    snapshot_from_dict,
+)
+from scheduler_engine.policy import PriorityClass as ClassName
+from tenants import api_keys, selectors
+from tenants.models import ApiKey, PolicyVersion, PriorityClass, Project, QuotaPolicy, Tenant
+
+MAX_FLOORS_PERCENT = 100
+_POLICY_LOCK = 7_270_001  # pg_advisory_xact_lock: policy edits happen one after another
+
+
+@dataclass(frozen=True, slots=True)
+class IssuedKey:
+    """A stored key and its text, which is shown once."""
+
+    key: ApiKey
+    text: str
+
+
+def create_tenant(*, actor: str, slug: str, name: str, timezone: str = "UTC") -> Tenant:
+    """A tenant with its row of the quota matrix: the default class allowed, the others not. Raises ValidationError."""
+    tenant = Tenant(slug=slug, name=name, timezone=timezone)
+    tenant.full_clean()
+    with transaction.atomic():
+        tenant.save(force_insert=True)
+        QuotaPolicy.objects.bulk_create(
+            QuotaPolicy(tenant=tenant, priority_class=label.label, allowed=label is ClassName.DEFAULT)
+            for label in ClassName
+        )
+        record_policy(actor)
+    return tenant
+
+
+def update_tenant(*, actor: str, tenant_id: UUID, name: str, timezone: str, is_active: bool) -> Tenant:
+    """Rename, move to another zone, switch off or on. An inactive tenant's keys open nothing."""
+    with transaction.atomic():
+        tenant = Tenant.objects.select_for_update().get(id=tenant_id)
+        tenant.name, tenant.timezone, tenant.is_active = name, timezone, is_active
+        tenant.full_clean()
+        tenant.save(update_fields=["name", "timezone", "is_active"])
+        record_policy(actor)
+        for public_id in tenant.api_keys.values_list("public_id", flat=True):
+            _tell_key_changed(public_id)
+    return tenant
+
+
+def create_project(*, actor: str, tenant: Tenant, name: str, default_class: ClassName = ClassName.DEFAULT) -> Project:
+    """Raises ValidationError, for instance for a name the tenant has used."""
+    project = Project(tenant=tenant, name=name, default_class=default_class.label, created_by=actor)
+    project.full_clean()
+    project.save(force_insert=True)
+    return project
+
+
+def update_project(*, actor: str, project_id: UUID, name: str, default_class: ClassName) -> Project:
+    """Rename, or change the class used when a call asks for none. Raises ValidationError."""
+    with transaction.atomic():
+        project = Project.objects.select_for_update().get(id=project_id)
+        project.name, project.default_class = name, default_class.label
+        project.full_clean()
+        project.save(update_fields=["name", "default_class"])
+        for public_id in project.api_keys.values_list("public_id", flat=True):
+            _tell_key_changed(public_id)
+    return project
+
+
+def issue_key(*, actor: str, project: Project, name: str, env: str, expires_at: datetime | None = None) -> IssuedKey:
+    """A new key of the project's tenant. Its text leaves here once and is stored nowhere."""
+    new = api_keys.make(env)
+    key = ApiKey(
+        tenant_id=project.tenant_id,
+        project=project,
+        name=name,
+        public_id=new.public_id,
+        secret_sha256=new.secret_sha256,
+        last4=new.last4,
+        expires_at=expires_at,
+        created_by=actor,
+    )
+    key.full_clean()
+    key.save(force_insert=True)
+    return IssuedKey(key, new.text)
+
+
+def revoke_key(*, actor: str, key_id: UUID) -> bool:
+    """Ends a key for good. False when it had ended before: the first revocation stands."""
+    with transaction.atomic():
+        changed = ApiKey.objects.filter(id=key_id, revoked_at=None).update(revoked_at=timezone.now(), revoked_by=actor)
+        if changed:
+            _tell_key_changed(ApiKey.objects.values_list("public_id", flat=True).get(id=key_id))
+    return bool(changed)
+
+
+def save_quota(*, actor: str, policy: TenantClassPolicy) -> PolicyVersion:
+    """Writes one cell of the matrix and the next policy version. Raises ValidationError."""
+    return save_quotas(actor=actor, policies=[policy])
+
+
+def save_quotas(*, actor: str, policies: Sequence[TenantClassPolicy]) -> PolicyVersion:
+    """Several cells in one version."""
+    with transaction.atomic():
+        _serialise_policy_edits()
+        for policy in policies:
+            cell = {"tenant_id": UUID(policy.tenant_id), "priority_class": policy.priority_class.label}
+            row = QuotaPolicy.objects.filter(**cell).first() or QuotaPolicy(**cell)
+            _write(row, policy, "tenant_id", "priority_class")
+        return record_policy(actor)
+
+
+def save_class(*, actor: str, policy: ClassPolicy) -> PolicyVersion:
+    """Writes one class's parameters and the next policy version. Raises ValidationError."""
+    return save_classes(actor=actor, policies=[policy])
+
+
+def save_classes(*, actor: str, policies: Sequence[ClassPolicy]) -> PolicyVersion:
+    """Several classes in one version: their floors, for instance, must fit together."""
+    with transaction.atomic():
+        _serialise_policy_edits()
+        for policy in policies:
+            label = policy.priority_class.label
+            row = PriorityClass.objects.filter(label=label).first() or PriorityClass(label=label)
+            _write(row, policy, "priority_class")
+        floors = sum(PriorityClass.objects.values_list("floor_percent", flat=True))
+        if floors > MAX_FLOORS_PERCENT:
+            raise ValidationError(f"the floors of all classes together are {floors} %, more than there is")
+        return record_policy(actor)
+
+
+def _write(row: QuotaPolicy | PriorityClass, policy: TenantClassPolicy | ClassPolicy, *names_of_the_row: str) -> None:
+    for field in fields(policy):
+        if field.name not in names_of_the_row:
+            setattr(row, field.name, getattr(policy, field.name))
+    row.full_clean()
+    row.save()
+
+
+def publish_policy() -> None:
+    """Tells gateways and workers the newest policy and prices. Harmless to repeat.
+
+    Reads and tells under the policy lock, so that an older version is never told after a newer one.
+    """
+    with transaction.atomic():
+        _serialise_policy_edits()
+        document = import_string(settings.RUBATO_POLICY_DOCUMENT)()
+        import_string(settings.RUBATO_POLICY_PUBLISHER)(document)
+
+
+def _serialise_policy_edits() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_POLICY_LOCK])
+
+
+def record_policy(actor: str) -> PolicyVersion:
+    """The next version of the whole policy, told after commit. Raises ValidationError where the engine would refuse
+    it.
+    """
+    _serialise_policy_edits()
+    newest = selectors.current_policy()
+    version = newest.version + 1 if newest else 1
+    document = selectors.live_policy(version)
+    try:
+        snapshot_from_dict(document)
+    except PolicyError as refusal:
+        raise ValidationError(str(refusal)) from refusal
+    saved = PolicyVersion(version=version, document=document, actor=actor)
+    saved.save(force_insert=True)
+    transaction.on_commit(publish_policy, robust=True)
+    return saved
+
+
+def _tell_key_changed(public_id: str) -> None:
+    transaction.on_commit(partial(import_string(settings.RUBATO_KEY_PUBLISHER), public_id), robust=True)
