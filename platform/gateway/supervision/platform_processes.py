@@ -25,13 +25,14 @@ WORKER_ID = "worker-1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlatformOptions:
-    """What a person can choose. ``model`` is None for the simulated executor without a vocabulary of its own."""
+    """What a person can choose. ``model`` is None for the simulated executor where no model file gives a vocabulary."""
 
     root: Path
     data: Path
     port: int
     executor: str
     model: Path | None
+    kv_mib: int | None = None
 
     @property
     def base_url(self) -> str:
@@ -104,6 +105,8 @@ def _worker(options: PlatformOptions, environment: Mapping[str, str]) -> Process
     command += [f"--redis={environment['REDIS_URL']}"]
     if options.model is not None:
         command += [f"--model={options.model}"]
+    if options.kv_mib is not None:
+        command += [f"--kv-mib={options.kv_mib}"]
     return ProcessSpec(
         name="worker",
         command=lambda: command,

@@ -45,6 +45,7 @@ class Command(BaseCommand):
         parser.add_argument("--port", type=int, default=8000, help="port of the gateway on 127.0.0.1 (8000)")
         parser.add_argument("--data", type=Path, default=settings.DATA_DIR, help="where all state is kept (.rubato)")
         parser.add_argument("--model", type=Path, help="GGUF file or model folder (the demo model)")
+        parser.add_argument("--kv-mib", type=int, help="memory of the worker's KV pool (the worker's own default)")
         parser.add_argument("--executor", choices=("model", "simulated"), default="model", help="what computes tokens")
 
     def handle(self, *args: Any, **choices: Any) -> None:
@@ -73,6 +74,7 @@ def _options(choices: dict[str, Any]) -> PlatformOptions:
         data=data,
         port=choices["port"],
         executor=choices["executor"],
+        kv_mib=choices["kv_mib"],
         model=_model(choices["model"], choices["executor"]),
     )
 
