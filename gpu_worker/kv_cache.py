@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gpu_worker.models.config import ModelConfig
 from scheduler_engine.plan import BlockCopy
+from scheduler_engine.request import RequestId
 
 FLOAT_BYTES = 4
 
@@ -36,6 +37,10 @@ class KvCache:
         """Host to device, whole blocks."""
         for copy in copies:
             self.device_pool[copy.device_block].copy_(self._host_pool[copy.host_block])
+
+    def measure_copy(self, num_blocks: int) -> None:
+        """Bring as many blocks in as a calibration wants to time; only while nothing lives in the pools."""
+        self.swap_in([BlockCopy(RequestId("calibration"), block, block) for block in range(num_blocks)])
 
     def scrub(self, device_blocks: Iterable[int]) -> None:
         """Forget numbers that are not finite: a masked slot still takes part in attention, times zero."""

@@ -72,6 +72,7 @@ class StepResult:
 
     ``stopped`` names requests whose text met a stop string with this token (found in the worker, on bytes).
     ``completed_copies`` names requests whose swap_out copies have completed (only read when copies are not in order).
+    ``logprobs`` and ``margins`` (top logit less the second) are aligned with ``plan.rows`` or empty; opaque to the engine.
     """
 
     step: int
@@ -80,3 +81,5 @@ class StepResult:
     stopped: frozenset[RequestId] = frozenset()
     failed: tuple[RowFailure, ...] = ()
     completed_copies: tuple[RequestId, ...] = ()
+    logprobs: Sequence[object | None] = ()
+    margins: Sequence[float] = ()

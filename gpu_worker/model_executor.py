@@ -1,0 +1,164 @@
+"""The executor that runs a real model on this machine. Knows plans, failures and time; the mathematics is elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from gpu_worker.calibration import measure
+from gpu_worker.executor import ExecutorShape
+from gpu_worker.kv_cache import KvCache, bytes_per_block
+from gpu_worker.model_runner import ModelRunner, blocks_of
+from gpu_worker.models.llama import Llama
+from gpu_worker.sampling import GREEDY, Draw, Sampler, stream_of
+from gpu_worker.weights import WeightsError, open_weights
+from scheduler_engine.cost import CostConstants
+from scheduler_engine.plan import RowFailure, ScheduledRow, StepPlan, StepResult
+from scheduler_engine.request import RequestId
+from wire.messages import SamplingParameters, TokenLogprob
+
+BLOCK_SIZE = 16
+NOT_SAMPLED = -1
+MIB = 1 << 20
+
+
+@dataclass(slots=True)
+class _Outcome:
+    """Columns of a StepResult while they fill; keyed by the row's place in the plan."""
+
+    token_ids: list[int]
+    logprobs: list[TokenLogprob | None]
+    margins: list[float]
+    failed: list[RowFailure] = field(default_factory=list)
+
+
+class ModelExecutor:
+    """Always: a row that fails leaves the other rows' tokens and blocks as they would be without it."""
+
+    def __init__(
+        self, model: Llama, cache: KvCache, shape: ExecutorShape, *, clock_ns: Callable[[], int] = time.perf_counter_ns
+    ) -> None:
+        self.shape = shape
+        self.with_margins = False  # tests record them; a second best costs a pass over the logits
+        self._runner = ModelRunner(model, cache)
+        self._cache = cache
+        self._sampler = Sampler(model.config.vocab_size)
+        self._clock_ns = clock_ns
+        self._stream_of: dict[RequestId, int] = {}
+        self._was_not_finite: set[RequestId] = set()
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """See ``Executor``. Never raises for what a row does; the clock covers copies, forward and sampling."""
+        started_ns = self._clock_ns()
+        with torch.inference_mode():
+            self._cache.swap_out(plan.swap_out)
+            self._cache.swap_in(plan.swap_in)
+            outcome = self._compute(plan.rows)
+        return StepResult(
+            step=plan.step,
+            duration_us=(self._clock_ns() - started_ns) // 1_000,
+            sampled_token_ids=outcome.token_ids,
+            failed=tuple(outcome.failed),
+            logprobs=outcome.logprobs if any(outcome.logprobs) else (),
+            margins=outcome.margins if self.with_margins else (),
+        )
+
+    def calibrate(self) -> CostConstants:
+        """Runs a few made-up steps over the pool's first blocks: only before the first plan. Takes some seconds."""
+        constants = measure(self.execute, self._cache.measure_copy, self.shape, self._clock_ns)
+        self._stream_of.clear()
+        return constants
+
+    def forget(self, request_id: RequestId) -> None:
+        self._stream_of.pop(request_id, None)
+        self._was_not_finite.discard(request_id)
+
+    def close(self) -> None:
+        """Nothing outlives the object."""
+
+    def _compute(self, rows: Sequence[ScheduledRow]) -> _Outcome:
+        size = len(rows)
+        outcome = _Outcome([NOT_SAMPLED] * size, [None] * size, [0.0] * size)
+        if not rows:
+            return outcome
+        try:
+            self._forward(rows, range(size), outcome)
+        except (RuntimeError, IndexError) as error:  # what torch raises; one row spoils a whole forward
+            if size == 1:
+                outcome.failed.append(RowFailure(rows[0].request_id, _reason(error), poison=True))
+                return outcome
+            outcome = _Outcome([NOT_SAMPLED] * size, [None] * size, [0.0] * size)
+            self._forward_one_by_one(rows, outcome)
+        return outcome
+
+    def _forward_one_by_one(self, rows: Sequence[ScheduledRow], outcome: _Outcome) -> None:
+        """Finds the rows that fail alone. Writing keys and values a second time changes nothing."""
+        for place, row in enumerate(rows):
+            try:
+                self._forward([row], [place], outcome)
+            except (RuntimeError, IndexError) as error:
+                outcome.failed.append(RowFailure(row.request_id, _reason(error), poison=True))
+
+    def _forward(self, rows: Sequence[ScheduledRow], places: Sequence[int], outcome: _Outcome) -> None:
+        computed = self._runner.run(rows)
+        sampling = [index for index, row in enumerate(rows) if row.samples]
+        good = [rank for rank, index in enumerate(sampling) if computed.finite[index]]
+        logits = computed.logits if len(good) == len(sampling) else computed.logits[good]
+        kept = [sampling[rank] for rank in good]
+        if kept:
+            draws = [self._draw(rows[index]) for index in kept]
+            sampled = self._sampler.sample(logits, draws, with_margins=self.with_margins)
+            for rank, index in enumerate(kept):
+                outcome.token_ids[places[index]] = sampled.token_ids[rank]
+                outcome.logprobs[places[index]] = sampled.logprobs[rank]
+                if self.with_margins:
+                    outcome.margins[places[index]] = sampled.margins[rank]
+        for row, is_finite in zip(rows, computed.finite, strict=True):
+            if not is_finite:
+                outcome.failed.append(self._not_finite(row))
+
+    def _not_finite(self, row: ScheduledRow) -> RowFailure:
+        """The blocks just written are cleared; a request that does it twice is at fault itself."""
+        self._cache.scrub(row.block_table[row.start // BLOCK_SIZE : blocks_of(row, BLOCK_SIZE)])
+        again = row.request_id in self._was_not_finite
+        self._was_not_finite.add(row.request_id)
+        return RowFailure(row.request_id, "not_finite", poison=again)
+
+    def _draw(self, row: ScheduledRow) -> Draw:
+        parameters = row.sampling if isinstance(row.sampling, SamplingParameters) else GREEDY
+        stream = self._stream_of.get(row.request_id)
+        if stream is None:
+            stream = self._stream_of[row.request_id] = stream_of(parameters, row.request_id)
+        return Draw(parameters, stream, row.output_ids)
+
+
+def build(model_path: str | Path, *, kv_mib: int, host_kv_mib: int, threads: int) -> ModelExecutor:
+    """Loads the model. Raises ModelFileError with a sentence. ``threads`` is of the whole process; 0 leaves it alone."""
+    if threads:
+        torch.set_num_threads(threads)
+    model = Llama(open_weights(Path(model_path)))
+    block_bytes = bytes_per_block(model.config, BLOCK_SIZE)
+    shape = ExecutorShape(
+        num_blocks=kv_mib * MIB // block_bytes,
+        num_host_blocks=host_kv_mib * MIB // block_bytes,
+        block_size=BLOCK_SIZE,
+        bytes_per_block=block_bytes,
+        max_model_len=model.config.context_length,
+        copies_in_order=True,
+    )
+    if not shape.num_blocks:
+        raise WeightsError(f"a KV pool of {kv_mib} MiB holds not even one block of {block_bytes:,} bytes")
+    cache = KvCache(
+        model.config, num_blocks=shape.num_blocks, num_host_blocks=shape.num_host_blocks, block_size=BLOCK_SIZE
+    )
+    return ModelExecutor(model, cache, shape)
+
+
+def _reason(error: Exception) -> str:
+    text = str(error)
+    short = isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in text or "not enough memory" in text
+    return "out_of_memory" if short else "kernel_error"
