@@ -32,7 +32,8 @@ unix_socket_directories = ''
 max_connections = 80
 shared_buffers = '64MB'
 password_encryption = 'scram-sha-256'
-log_min_messages = 'warning'
+log_min_messages = 'fatal'
+log_line_prefix = ''
 timezone = 'UTC'
 {durability}
 """

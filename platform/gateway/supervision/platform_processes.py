@@ -85,7 +85,18 @@ def platform_stages(options: PlatformOptions, environment: Mapping[str, str]) ->
 
 
 def _celery(name: str, environment: Mapping[str, str], *arguments: str) -> ProcessSpec:
-    command = [sys.executable, "-m", "celery", "--quiet", "--app=gateway.celery", *arguments, "--loglevel=WARNING"]
+    # As root Celery warns at every start; here it serves loopback only.
+    command = [
+        sys.executable,
+        "-W",
+        "ignore:::celery.platforms",
+        "-m",
+        "celery",
+        "--quiet",
+        "--app=gateway.celery",
+        *arguments,
+        "--loglevel=WARNING",
+    ]
     return ProcessSpec(name=name, command=lambda: command, environment=environment)
 
 
@@ -102,7 +113,6 @@ def _gateway(options: PlatformOptions, environment: Mapping[str, str]) -> Proces
 
 def _worker(options: PlatformOptions, environment: Mapping[str, str]) -> ProcessSpec:
     command = [sys.executable, "-m", "gpu_worker", f"--executor={options.executor}", f"--worker-id={WORKER_ID}"]
-    command += [f"--redis={environment['REDIS_URL']}"]
     if options.model is not None:
         command += [f"--model={options.model}"]
     if options.kv_mib is not None:
