@@ -49,6 +49,10 @@ class ResponseBook:
             counts[response.gateway_id] = counts.get(response.gateway_id, 0) + 1
         return counts
 
+    def request_ids(self) -> list[RequestId]:
+        """Requests that have not ended."""
+        return list(self._choices)
+
     def response_id_of(self, request_id: str) -> str:
         return request_id.rpartition("/")[0]
 
@@ -174,14 +178,16 @@ class ResponseBook:
         return [other.request_id for other in response.choices if other.end is None and not other.token_ids]
 
     def _take_tokens(self, columns: TokenColumns, draft: StepDraft, now_us: int) -> None:
-        choices = self._choices
+        choices, classes = self._choices, self._telemetry.classes
         for request_id, token_id in zip(columns.request_ids, columns.token_ids, strict=True):
             choice = choices[request_id]
             choice.token_ids.append(token_id)
             response = choice.response
+            counters = classes[response.submit.priority_class]
+            counters.output_tokens += 1
             if response.first_token_us is None:
                 response.first_token_us = now_us - response.received_at_us
-                self._telemetry.classes[response.submit.priority_class].ttft.observe(response.first_token_us)
+                counters.ttft.observe(response.first_token_us)
             num_ready = len(choice.token_ids) if choice.matcher is None else choice.matcher.num_decided
             draft.send_tokens(choice, num_ready)
 
@@ -220,7 +226,6 @@ class ResponseBook:
     def _record(self, usage: Usage, response: Response) -> None:
         counters = self._telemetry.classes[usage.priority_class]
         counters.prompt_tokens += usage.prompt_tokens
-        counters.output_tokens += usage.output_tokens
         counters.queue_wait.observe(usage.counters.queue_us)
         if usage.terminal == "shed":
             counters.shed[response.ends[0].detail or FinishReason.SHED.value] += 1

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from gpu_worker.clock import Clock
@@ -18,7 +18,16 @@ from scheduler_engine.plan import StepPlan, StepResult
 from scheduler_engine.policy import ClassPolicy, cpu_classes, gpu_classes
 from scheduler_engine.request import RequestId
 
-_LOWERCASE = tuple(range(ord("a"), ord("z") + 1))  # readable with a byte-level vocabulary
+BYTE_TOKENS = (*(bytes([byte]) for byte in range(256)), b"", b"", b"")  # a vocabulary of bytes and three control tokens
+
+
+def readable_tokens(token_bytes: Sequence[bytes], stop_token_ids: Collection[int] = ()) -> tuple[int, ...]:
+    """Ids whose bytes are letters and blanks: what a made-up text is made of."""
+    return tuple(
+        token_id
+        for token_id, text in enumerate(token_bytes)
+        if text.isascii() and text.replace(b" ", b"").isalpha() and token_id not in stop_token_ids
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +141,7 @@ class SimulatedExecutor:
         profile: DeviceProfile,
         clock: Clock,
         *,
-        alphabet: Sequence[int] = _LOWERCASE,
+        alphabet: Sequence[int] | None = None,
         scale: float = 1.0,
         noise_percent: int = 0,
         seed: int = 0,
@@ -140,7 +149,7 @@ class SimulatedExecutor:
         self.shape = profile.shape
         self._cost = profile.cost
         self._clock = clock
-        self._alphabet = tuple(alphabet)
+        self._alphabet = tuple(alphabet or readable_tokens(BYTE_TOKENS))
         self._scale = scale
         self._noise_percent = noise_percent
         self._random = random.Random(seed)

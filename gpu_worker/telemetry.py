@@ -33,9 +33,9 @@ class DurationHistogram:
 
 
 class ClassTelemetry:
-    """Counters of one class since the worker's start; none ever falls.
+    """Counters of one class since the epoch began; none ever falls.
 
-    ``prompt_tokens`` and ``output_tokens`` equal the sums over the class's Usage messages once nothing is in flight.
+    Once nothing is in flight, ``prompt_tokens`` and ``output_tokens`` equal the sums over the class's Usage messages.
     """
 
     def __init__(self) -> None:

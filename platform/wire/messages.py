@@ -241,7 +241,7 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassSnapshot:
-    """One class on one worker. Counters since the worker's start, except where a name says otherwise."""
+    """One class on one worker. Counters are since its epoch began; gauges are now."""
 
     priority_class: PriorityClass
     num_waiting: int

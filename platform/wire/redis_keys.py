@@ -27,8 +27,8 @@ prefix, amounts integers:
 - ``state`` open | done; ``gateway``, ``worker`` (may be set later, at dispatch), ``attempt``, ``tenant``, ``cls``
   (label)
 - ``lease_keys`` ["key", ...]: sorted sets; the end does ZREM key response_id
-- ``token_refunds`` [["key", reserved], ...]: token buckets, hashes with ``level`` (tokens left, may have a fraction)
-  and ``capacity``; the end does level = min(capacity, level + reserved - used), used = charged prompt + output tokens.
+- ``token_refunds`` [["key", reserved], ...]: token buckets, hashes with ``level`` (whole tokens left) and ``capacity``;
+  the end does level = min(capacity, level + reserved - used), used = charged prompt + output tokens.
   A bucket that is gone (expired = full) is left alone.
 - ``request_refunds`` [["key", 1], ...]: the same, whole, and only when the response was refused (``shed`` or Released)
 - ``money_keys`` ["key", ...]: hashes of a money window; the end does HINCRBY open -money_reserved, settled +cost

@@ -11,7 +11,7 @@ local function refund(bucket, amount)
   local held = redis.call('HMGET', bucket, 'level', 'capacity')
   if not (held[1] and held[2]) then return end
   local level = math.min(tonumber(held[2]), tonumber(held[1]) + amount)
-  redis.call('HSET', bucket, 'level', string.format('%.6f', level))
+  redis.call('HSET', bucket, 'level', whole(math.floor(level)))
 end
 
 local function cost_micros(record, prompt, cached, output)

@@ -1,0 +1,124 @@
+"""``python -m gpu_worker``: load, calibrate, serve until SIGTERM, then drain and leave with 0."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpu_worker.clock import Clock, MonotonicClock
+from gpu_worker.config import MIB, ConfigError, WorkerConfig, parse, sized, starting_policy
+from gpu_worker.executor import Executor
+from gpu_worker.loop import WorkerLoop
+from gpu_worker.outage import say
+from gpu_worker.service import WorkerService
+from gpu_worker.simulated import BYTE_TOKENS, SimulatedExecutor, engine_config, readable_tokens
+from gpu_worker.telemetry import Telemetry, WorkerIdentity
+from scheduler_engine.config import EngineConfig
+from scheduler_engine.cost import CostConstants
+from scheduler_engine.policy import PolicySnapshot
+from scheduler_engine.scheduler import Scheduler
+from wire.bus import WorkerBus
+from wire.gguf_header import ModelFileError
+from wire.redis_bus import RedisWorkerBus
+from wire.vocabulary import load as load_vocabulary
+
+if TYPE_CHECKING:
+    from wire.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device that is ready to be planned for."""
+
+    executor: Executor
+    engine: EngineConfig
+    cost: CostConstants
+    model: str
+    token_bytes: Sequence[bytes]
+
+
+def open_device(config: WorkerConfig, clock: Clock) -> Device:
+    """Load and calibrate. Raises ConfigError, ModelFileError or WeightsError with a sentence."""
+    vocabulary = None if config.model is None else load_vocabulary(config.model)
+    if config.executor == "simulated":
+        return _simulated_device(config, clock, vocabulary)
+    if config.model is None or vocabulary is None:
+        raise ConfigError("--executor model needs --model PATH: a GGUF file or a Hugging Face folder")
+    from gpu_worker.model_executor import build  # torch: only where a model is run
+
+    executor = build(
+        config.model,
+        kv_mib=config.kv_mib or 512,
+        host_kv_mib=config.host_kv_mib or 1_024,
+        threads=config.threads,
+    )
+    engine = engine_config(executor.shape, config.slots or config.device.num_slots)
+    return Device(executor, engine, executor.calibrate(), vocabulary.name, vocabulary.token_bytes)
+
+
+def _simulated_device(config: WorkerConfig, clock: Clock, vocabulary: Vocabulary | None) -> Device:
+    profile = sized(config.device, config)
+    token_bytes = BYTE_TOKENS if vocabulary is None else vocabulary.token_bytes
+    stops = () if vocabulary is None else vocabulary.stop_token_ids
+    executor = SimulatedExecutor(profile, clock, alphabet=readable_tokens(token_bytes, stops))
+    name = "simulated" if vocabulary is None else vocabulary.name
+    return Device(executor, profile.engine_config(), profile.cost, name, token_bytes)
+
+
+def build_service(
+    config: WorkerConfig, device: Device, policy: PolicySnapshot, bus: WorkerBus, clock: Clock
+) -> WorkerService:
+    """The service; each epoch gets a fresh engine and fresh counters."""
+
+    def make_loop(epoch: int) -> WorkerLoop:
+        return WorkerLoop(
+            identity=WorkerIdentity(
+                worker_id=config.worker_id,
+                epoch=epoch,
+                model=device.model,
+                max_model_len=device.engine.max_model_len,
+            ),
+            scheduler=Scheduler(device.engine, policy, device.cost),
+            executor=device.executor,
+            clock=clock,
+            token_bytes=device.token_bytes,
+            telemetry=Telemetry(),
+            policy_version=policy.version,
+        )
+
+    def on_ready(epoch: int) -> None:
+        engine = device.engine
+        mib = engine.num_blocks * engine.bytes_per_block // MIB
+        say(
+            f"worker {config.worker_id} ready: {device.model}, {engine.num_blocks} KV blocks ({mib} MiB), "
+            f"{engine.num_host_blocks} on the host, {engine.num_slots} slots, epoch {epoch}"
+        )
+
+    return WorkerService(
+        bus=bus, make_loop=make_loop, clock=clock, drain_limit_s=config.drain_limit_s, on_ready=on_ready
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    config = parse(arguments)
+    clock = MonotonicClock()
+    try:
+        device = open_device(config, clock)
+        policy = starting_policy(config.policy, config.device.classes)
+    except (ConfigError, ModelFileError) as error:
+        say(f"gpu_worker: {error}")
+        return 2
+    service = build_service(config, device, policy, RedisWorkerBus(config.redis_url, config.worker_id), clock)
+    signal.signal(signal.SIGTERM, lambda number, frame: service.ask_drain())
+    signal.signal(signal.SIGINT, lambda number, frame: service.ask_drain())
+    signal.signal(signal.SIGUSR1, lambda number, frame: service.ask_dump())
+    service.run()
+    device.executor.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,172 @@
+"""One turn of the worker: take in, plan, execute, apply, say. Knows the order; refuses to know threads and Redis."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import assert_never
+
+from gpu_worker.clock import Clock
+from gpu_worker.executor import Executor
+from gpu_worker.response_book import ResponseBook
+from gpu_worker.step_draft import StepDraft
+from gpu_worker.telemetry import Telemetry, WorkerIdentity
+from scheduler_engine.errors import EngineError
+from scheduler_engine.plan import StepPlan, StepResult
+from scheduler_engine.request import RequestId
+from scheduler_engine.scheduler import Scheduler
+from wire.bus import StepOutput
+from wire.messages import Attach, Cancel, LoadSnapshot, PolicyChanged, Submit, ToWorker
+
+NUM_PLANS_KEPT = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one turn came to. ``is_idle``: nothing was computed and nothing said, so the next turn may wait for
+    input.
+    """
+
+    output: StepOutput
+    is_idle: bool
+    wake_at_us: int | None
+
+
+class WorkerLoop:
+    """The engine, its executor and its responses under one roof, for one epoch; used from one thread.
+
+    Always: ``plan_step`` and ``apply_step`` alternate, and what a step made true is said in that step's output.
+    """
+
+    def __init__(
+        self,
+        *,
+        identity: WorkerIdentity,
+        scheduler: Scheduler,
+        executor: Executor,
+        clock: Clock,
+        token_bytes: Sequence[bytes],
+        telemetry: Telemetry,
+        policy_version: int = 0,
+    ) -> None:
+        self.identity = identity
+        self.is_draining = False
+        self._scheduler = scheduler
+        self._executor = executor
+        self._clock = clock
+        self._telemetry = telemetry
+        self._policy_version = policy_version
+        self._book = ResponseBook(telemetry, token_bytes, executor.shape.bytes_per_block)
+        self._plans: deque[StepPlan] = deque(maxlen=NUM_PLANS_KEPT)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(len(self._book))
+
+    def take_in(self, message: ToWorker, received_at_us: int) -> None:
+        """Note what the message asks; it takes effect in the next turn."""
+        match message:
+            case Submit():
+                for request in self._book.submit(message, received_at_us):
+                    self._scheduler.submit(request, received_at_us)
+            case Cancel():
+                self._cancel(self._book.cancel(message), message.reason)
+            case Attach():
+                self._book.attach(message)
+            case PolicyChanged(snapshot=snapshot):
+                self._policy_version = snapshot.version
+                self._scheduler.set_policy(snapshot)
+            case _:
+                assert_never(message)
+
+    def lose_gateway(self, gateway_id: str) -> None:
+        """Cancel all that a gateway owned: nobody is left to read it."""
+        self._cancel(self._book.cancel_of_gateway(gateway_id), "gateway_lost")
+
+    def drain(self) -> None:
+        """Let nothing new in; what is here goes on."""
+        self.is_draining = True
+        self._scheduler.drain()
+
+    def give_up(self) -> None:
+        """End everything as the platform's failure: the time to drain is over."""
+        self._cancel(self._book.cancel_all("draining"), "draining")
+
+    def _cancel(self, request_ids: Sequence[RequestId], reason: str) -> None:
+        for request_id in request_ids:
+            self._scheduler.cancel(request_id, reason, self._clock.now_us())
+
+    def turn(self) -> Turn:
+        """One step from plan to output. Blocks as long as the executor does."""
+        plan = self._scheduler.plan_step(self._clock.now_us())
+        result = self._execute(plan)
+        now_us = self._clock.now_us()
+        events = self._scheduler.apply_step(result, now_us)
+        draft = StepDraft()
+        self._cancel(self._book.digest(events, draft, now_us), "sibling_refused")
+        for finished in events.finished:
+            self._executor.forget(finished.request_id)
+        output = draft.output(self.identity.worker_id, self.identity.epoch, plan.step)
+        return Turn(output, is_idle=plan.is_empty and output.is_empty, wake_at_us=plan.wake_at_us)
+
+    def _execute(self, plan: StepPlan) -> StepResult:
+        if plan.is_empty:
+            return StepResult(step=plan.step, duration_us=0)
+        self._plans.append(plan)
+        result = self._executor.execute(plan)
+        stopped = self._book.stopped(plan, result)
+        return dataclasses.replace(result, stopped=stopped) if stopped else result
+
+    def gateways(self) -> dict[str, int]:
+        """Gateways that own responses here, and how many."""
+        return self._book.gateways()
+
+    def check_books(self) -> None:
+        """Raises BrokenBooks."""
+        self._scheduler.check_books()
+
+    def snapshot(self) -> LoadSnapshot:
+        """How busy the worker is now, at a step boundary."""
+        return self._telemetry.snapshot(
+            self.identity,
+            self._scheduler.load(self._clock.now_us()),
+            self._book.response_id_of,
+            policy_version=self._policy_version,
+            draining=self.is_draining,
+        )
+
+    def dump(self) -> str:
+        """The books and the last plans, for a person who asks why nothing moves."""
+        try:
+            self._scheduler.check_books()
+            books = "books: balanced"
+        except EngineError as error:
+            books = f"books: BROKEN: {error}"
+        load = self._scheduler.load(self._clock.now_us())
+        lines = [
+            f"worker {self.identity.worker_id}, epoch {self.identity.epoch}, step {load.step}",
+            f"{len(self._book)} responses",
+            books,
+            f"blocks: {load.num_free_blocks} of {load.num_blocks} free, host {load.num_free_host_blocks} of "
+            f"{load.num_host_blocks}, slots {load.num_free_slots} of {load.num_slots}",
+        ]
+        lines.extend(
+            f"{row.priority_class.label}: {row.num_waiting} waiting, {row.num_running} running, "
+            f"{row.num_suspended} suspended, closed={row.closed}"
+            for row in load.classes
+        )
+        lines.extend(_plan_line(plan) for plan in self._plans)
+        return "\n".join(lines)
+
+    def abandon(self) -> None:
+        """This epoch is over: let the executor forget every request that is still here."""
+        for request_id in self._book.request_ids():
+            self._executor.forget(request_id)
+
+
+def _plan_line(plan: StepPlan) -> str:
+    rows = " ".join(f"{row.request_id}@{row.start}+{len(row.token_ids)}" for row in plan.rows[:16])
+    more = f" … {len(plan.rows) - 16} more" if len(plan.rows) > 16 else ""
+    return f"step {plan.step}: out {len(plan.swap_out)}, in {len(plan.swap_in)}, rows {len(plan.rows)}: {rows}{more}"
