@@ -76,9 +76,7 @@ def platform_stages(options: PlatformOptions, environment: Mapping[str, str]) ->
     """Stages start one after another and stop in reverse: the door opens last and closes first."""
     books = [
         manage(options, environment, "settler", "settle_usage"),
-        _celery(
-            "celery", environment, "worker", "--pool=threads", "--concurrency=1", "--without-gossip", "--without-mingle"
-        ),
+        _celery("celery", environment, "worker", "--pool=threads", "--concurrency=1", "--without-gossip"),
         _celery("beat", environment, "beat", f"--schedule={options.data / 'celery-beat-schedule'}", "--pidfile="),
     ]
     return [books, [_worker(options, environment)], [_gateway(options, environment)]]
@@ -86,17 +84,8 @@ def platform_stages(options: PlatformOptions, environment: Mapping[str, str]) ->
 
 def _celery(name: str, environment: Mapping[str, str], *arguments: str) -> ProcessSpec:
     # As root Celery warns at every start; here it serves loopback only.
-    command = [
-        sys.executable,
-        "-W",
-        "ignore:::celery.platforms",
-        "-m",
-        "celery",
-        "--quiet",
-        "--app=gateway.celery",
-        *arguments,
-        "--loglevel=WARNING",
-    ]
+    command = [sys.executable, "-W", "ignore:::celery.platforms", "-m", "celery", "--quiet", "--app=gateway.celery"]
+    command += [*arguments, "--loglevel=WARNING"]
     return ProcessSpec(name=name, command=lambda: command, environment=environment)
 
 
