@@ -11,3 +11,7 @@ class BrokenBooks(EngineError):
 
 class Misuse(EngineError):
     """A caller broke the protocol: a result for another step, a second plan before the first was applied."""
+
+
+class PolicyError(EngineError):
+    """A policy that cannot be: names the field and what would be right."""

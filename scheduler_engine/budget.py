@@ -1,0 +1,138 @@
+"""How long a step may be, and what still fits into it.
+
+Knows promises and predicted costs; refuses to know who asks.
+"""
+
+from __future__ import annotations
+
+from scheduler_engine.floors import WINDOW_US
+from scheduler_engine.policy import ClassPolicy, PriorityClass
+from scheduler_engine.state import EngineState
+
+_ACTIVE_WINDOW_US = 60_000_000
+_UNLIMITED_NS = 1 << 62
+_FIRST_TOKEN_STRETCH_PERCENT = 10  # lower decodes may lengthen a step that brings a first token by this much
+_FLOOR_SHARE_DIVISOR = 4  # a class in debt gets up to a quarter of the step
+
+
+class HoldAllowance:
+    """Device time that holding lower classes for a first token may cost: ``governor_off`` percent, over the window.
+
+    A held row loses nothing but its share of the step's fixed cost, which somebody pays once more. Always: 0 <= left <= cap.
+    """
+
+    def __init__(self) -> None:
+        self._left = 0  # hundredths of a microsecond
+        self._is_new = True
+
+    def earn(self, policy: ClassPolicy, duration_us: int) -> None:
+        cap = policy.governor_off_percent * WINDOW_US
+        self._left = cap if self._is_new else min(cap, self._left + policy.governor_off_percent * duration_us)
+        self._is_new = False
+
+    def spend(self, base_us: int) -> None:
+        self._left = max(0, self._left - 100 * base_us)
+
+    def covers(self, base_us: int) -> bool:
+        return self._is_new or self._left >= 100 * base_us
+
+
+class StepBudget:
+    """One step's room, in nominal nanoseconds and tokens. Always: ``spent_ns`` is the predicted cost of all that was granted.
+
+    Limits have an origin: the promise of a class binds its own prefills and everything of the classes below it, never its own
+    decodes. A class without promises above or beside it is bound by its token budget alone.
+    """
+
+    def __init__(self, state: EngineState, *, first_token_hold_allowed: bool) -> None:
+        self._state = state
+        self._cost = state.cost
+        self.spent_ns = state.cost.constants.base_ns
+        self.num_tokens = 0
+        self.first_token_hold_allowed = first_token_hold_allowed
+        self._limits_ns = [self._limit_ns(rank) for rank in PriorityClass]
+        self._first_token_limit_ns = _UNLIMITED_NS
+        self._debts = [state.floors.in_debt(rank, state.now_us) for rank in PriorityClass]
+
+    def _limit_ns(self, rank: int) -> int:
+        """The longest step the promises of one class bear: its gap between tokens while it decodes, and its share of the
+        time to a first token while it was active in the last minute."""
+        state, policy = self._state, self._state.classes[rank]
+        limit_us: int | None = None
+        if policy.tbt_target_ms is not None and state.running.decoding[rank]:
+            limit_us = policy.tbt_target_ms * 1_000
+        last_active_us = state.last_active_us[rank]
+        is_active = last_active_us is not None and state.now_us - last_active_us <= _ACTIVE_WINDOW_US
+        if policy.ttft_target_ms is not None and is_active:
+            cap_us = policy.ttft_target_ms * 10 * policy.step_cap_percent
+            limit_us = cap_us if limit_us is None else min(limit_us, cap_us)
+        return _UNLIMITED_NS if limit_us is None else self._cost.to_nominal_ns(limit_us)
+
+    @property
+    def tightest_ns(self) -> int:
+        return min(self._limits_ns)
+
+    @property
+    def allowed_tokens(self) -> int:
+        """Tokens the step may compute in all: those granted and the prefill that would still fit."""
+        room_ns = max(0, self.tightest_ns - self.spent_ns)
+        more = room_ns // max(1, self._cost.constants.prefill_token_ns)
+        widest = max(policy.token_budget_max for policy in self._state.classes)
+        return max(self.num_tokens, min(widest, self.num_tokens + more))
+
+    def decode_room_ns(self, rank: int) -> int:
+        """What decodes of the class may still take: the promises of the classes above bind them."""
+        limit_ns = min([self._first_token_limit_ns, *self._limits_ns[:rank]])
+        room_ns = limit_ns - self.spent_ns
+        if self._debts[rank]:
+            room_ns = max(room_ns, self.tightest_ns // _FLOOR_SHARE_DIVISOR)
+        return room_ns
+
+    def chunk(self, rank: int, *, start: int, rest: int) -> int:
+        """Tokens of a prefill at ``start`` that fit, 0 for none. A class that promises a first token, a class in debt and
+        a step that is empty so far get at least ``chunk_min``."""
+        policy = self._state.classes[rank]
+        most = min(rest, policy.chunk_max, policy.token_budget_max - self.num_tokens)
+        if most <= 0:
+            return 0
+        room_ns = min(self.tightest_ns, self._first_token_limit_ns) - self.spent_ns - self._reserved_below_ns(rank)
+        constants = self._cost.constants
+        token_ns = max(1, constants.prefill_token_ns + constants.prefill_context_ns * (start + most // 2))
+        fitting = min(most, max(0, room_ns - constants.kv_token_ns * (start + most)) // token_ns)
+        least = min(most, policy.chunk_min)
+        if fitting >= least:
+            return fitting
+        if self._first_token_limit_ns != _UNLIMITED_NS and not self._debts[rank]:
+            return 0
+        is_owed = policy.ttft_target_ms is not None or self._debts[rank] or self.num_tokens == 0
+        return least if is_owed else 0
+
+    def _reserved_below_ns(self, rank: int) -> int:
+        """Room set apart for lower classes: their decodes where they may not be held, and their floors."""
+        running, constants = self._state.running, self._cost.constants
+        reserved_ns = 0
+        for lower in range(rank + 1, len(PriorityClass)):
+            if not self.first_token_hold_allowed or self._state.classes[rank].ttft_target_ms is None:
+                num_rows = len(running.decoding[lower])
+                reserved_ns += num_rows * constants.decode_row_ns
+                reserved_ns += running.decode_tokens[lower] * constants.kv_token_ns
+            elif self._debts[lower]:
+                reserved_ns += self.tightest_ns // _FLOOR_SHARE_DIVISOR
+        return reserved_ns
+
+    def grant_prefill(self, rank: int, *, start: int, count: int) -> None:
+        self.spent_ns += self._cost.prefill_ns(start, count)
+        self.num_tokens += count
+
+    def grant_decodes(self, num_rows: int, num_tokens_attended: int) -> None:
+        constants = self._cost.constants
+        self.spent_ns += num_rows * constants.decode_row_ns + num_tokens_attended * constants.kv_token_ns
+        self.num_tokens += num_rows
+
+    def grant_copies(self, cost_ns: int) -> None:
+        self.spent_ns += cost_ns
+
+    def guard_first_token(self) -> None:
+        """A first token is on its way: from here on, lower classes may stretch the step only a little."""
+        stretched_ns = self.spent_ns * (100 + _FIRST_TOKEN_STRETCH_PERCENT) // 100
+        self._first_token_limit_ns = min(self._first_token_limit_ns, stretched_ns)

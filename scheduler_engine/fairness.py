@@ -1,0 +1,142 @@
+"""Who has had how much of the device: exact charges, and the order of tenants inside a class.
+
+Knows accounts, one per (class, tenant); refuses to know requests.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Mapping
+
+from scheduler_engine.errors import BrokenBooks
+from scheduler_engine.policy import PriorityClass, TenantClassPolicy
+
+SERVICE_UNITS_PER_US = 1_000  # resolution of virtual service at weight 1
+
+_DEFAULT_WEIGHT = 1
+
+
+class Account:
+    """One tenant in one class. Always: ``service`` never falls; ``charged_us`` is exact, ``service`` only orders."""
+
+    __slots__ = (
+        "charged_us",
+        "concurrency",
+        "hard_deadline_us",
+        "is_listed",
+        "num_live",
+        "num_started",
+        "order",
+        "priority_class",
+        "service",
+        "tenant_id",
+        "weight",
+    )
+
+    def __init__(self, priority_class: PriorityClass, tenant_id: str, order: int) -> None:
+        self.priority_class = priority_class
+        self.tenant_id = tenant_id
+        self.order = order
+        self.weight = _DEFAULT_WEIGHT
+        self.concurrency: int | None = None
+        self.hard_deadline_us: int | None = None
+        self.service = 0  # GPU time / weight, in SERVICE_UNITS_PER_US
+        self.charged_us = 0
+        self.is_listed = False  # stands in the heap of active accounts
+        self.num_live = 0  # waiting, running or suspended
+        self.num_started = 0  # running or suspended
+
+    def charge(self, charge_us: int) -> None:
+        """Book device time on this tenant."""
+        self.charged_us += charge_us
+        self.service += charge_us * SERVICE_UNITS_PER_US // self.weight
+
+    @property
+    def at_concurrency(self) -> bool:
+        """True when one more running request would be over the tenant's cap."""
+        return self.concurrency is not None and self.num_started >= self.concurrency
+
+
+class FairnessAccountant:
+    """Always: the charges of all accounts sum to ``busy_us``, exactly; an idle tenant banks no credit."""
+
+    def __init__(self) -> None:
+        self.busy_us = 0
+        self._accounts: dict[tuple[PriorityClass, str], Account] = {}
+        self._active: tuple[list[tuple[int, int, Account]], ...] = tuple([] for _ in PriorityClass)
+        self._weights = [0 for _ in PriorityClass]
+
+    def __iter__(self) -> Iterator[Account]:
+        return iter(self._accounts.values())
+
+    def account(self, priority_class: PriorityClass, tenant_id: str) -> Account:
+        """The account of a tenant in a class, made at its first request."""
+        key = (priority_class, tenant_id)
+        found = self._accounts.get(key)
+        if found is None:
+            found = self._accounts[key] = Account(priority_class, tenant_id, len(self._accounts))
+        return found
+
+    def set_policies(self, cells: Mapping[tuple[PriorityClass, str], TenantClassPolicy]) -> None:
+        """Take weights and caps of a new policy; what was charged stays."""
+        for key, account in self._accounts.items():
+            self.set_policy(account, cells.get(key))
+
+    def set_policy(self, account: Account, cell: TenantClassPolicy | None) -> None:
+        """Take the row of one account; None is the default row."""
+        weight = _DEFAULT_WEIGHT if cell is None else cell.weight
+        if account.num_live:
+            self._weights[account.priority_class] += weight - account.weight
+        account.weight = weight
+        account.concurrency = None if cell is None else cell.concurrency
+        deadline_ms = None if cell is None else cell.hard_deadline_ms
+        account.hard_deadline_us = None if deadline_ms is None else deadline_ms * 1_000
+
+    def active_weight(self, rank: int) -> int:
+        """Sum of the weights of tenants with live requests in the class."""
+        return self._weights[rank]
+
+    def enter(self, account: Account) -> None:
+        """One more live request. From idle, service is lifted to the least of those active: no credit for having slept."""
+        if account.num_live == 0:
+            heap = self._active[account.priority_class]
+            least = self._least_service(heap)
+            account.service = account.service if least is None else max(account.service, least)
+            if not account.is_listed:
+                account.is_listed = True
+                heapq.heappush(heap, (account.service, account.order, account))
+            self._weights[account.priority_class] += account.weight
+        account.num_live += 1
+
+    def leave(self, account: Account) -> None:
+        """One live request has ended."""
+        account.num_live -= 1
+        if account.num_live == 0:
+            self._weights[account.priority_class] -= account.weight
+
+    @staticmethod
+    def _least_service(heap: list[tuple[int, int, Account]]) -> int | None:
+        """Top of a lazy heap: service only grows, so a stale top sinks and an idle one is dropped. O(log tenants) amortised."""
+        while heap:
+            service, order, account = heap[0]
+            if account.num_live == 0:
+                heapq.heappop(heap)
+                account.is_listed = False
+            elif account.service != service:
+                heapq.heapreplace(heap, (account.service, order, account))
+            else:
+                return service
+        return None
+
+    @property
+    def charged_us(self) -> int:
+        return sum(account.charged_us for account in self._accounts.values())
+
+    def check_books(self) -> None:
+        """Raises BrokenBooks unless every busy microsecond is somebody's."""
+        if self.charged_us != self.busy_us:
+            raise BrokenBooks(f"charged {self.charged_us} us of {self.busy_us} us busy")
+        for rank, weight in enumerate(self._weights):
+            expected = sum(a.weight for a in self._accounts.values() if a.num_live and a.priority_class == rank)
+            if weight != expected:
+                raise BrokenBooks(f"active weight of class {rank} is {weight}, counted {expected}")

@@ -1,0 +1,129 @@
+"""What came in since the last plan: submits, cancels and timers, taken in at a step boundary.
+
+Knows arrivals; refuses to plan.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from typing import assert_never
+
+from scheduler_engine import admission
+from scheduler_engine.events import Accepted, FinishReason, Rejected, RejectReason
+from scheduler_engine.live import LiveRequest, State
+from scheduler_engine.request import Request, RequestId
+from scheduler_engine.state import EngineState
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    request: Request
+    arrival_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cancellation:
+    request_id: RequestId
+    reason: str
+
+
+Input = Arrival | Cancellation
+
+
+class Intake:
+    """Always: inputs take effect in the order they came, and each submitted request gets exactly one Accepted or Rejected."""
+
+    def __init__(self, state: EngineState) -> None:
+        self._state = state
+        self._door = admission.Door(state)
+        self._num_arrivals = 0
+
+    def take_in(self, inputs: list[Input], now_us: int) -> None:
+        for item in inputs:
+            match item:
+                case Arrival():
+                    self._arrive(item)
+                case Cancellation():
+                    self._cancel(item, now_us)
+                case _:
+                    assert_never(item)
+
+    def _arrive(self, arrival: Arrival) -> None:
+        state, request = self._state, arrival.request
+        account = state.account(request.priority_class, request.tenant_id)
+        refusal = self._door.refusal(request, account)
+        if refusal is not None:
+            reason, retry_after_us = refusal
+            if retry_after_us is not None and reason is not RejectReason.DRAINING:
+                state.floors.note_shed(int(request.priority_class), state.now_us)
+            state.outbox.rejected.append(Rejected(request.request_id, reason, retry_after_us))
+            return
+        live = self._live(arrival)
+        state.accountant.enter(account)
+        live.predicted_wait_us = admission.predicted_wait_us(state, live.rank, account)
+        estimate_us = admission.calibrated(state, live.rank, live.predicted_wait_us, 50)
+        position = state.queues[live.rank].num_waiting
+        state.outbox.accepted.append(Accepted(live.request_id, position, estimate_us))
+        state.lives[live.request_id] = live
+        state.enqueue(live)
+        if live.total >= live.finish_total:  # an earlier attempt had delivered all of it
+            state.finish(live, FinishReason.LENGTH, state.now_us)
+            return
+        self._set_timers(live)
+
+    def _live(self, arrival: Arrival) -> LiveRequest:
+        state, request = self._state, arrival.request
+        account = state.account(request.priority_class, request.tenant_id)
+        self._num_arrivals += 1
+        live = LiveRequest(request, account, sequence_number=self._num_arrivals, arrival_us=arrival.arrival_us)
+        live.finish_total = min(live.limit_total, state.config.max_model_len)
+        state.estimate_total(live)
+        target_us = request.deadline_us
+        class_target_ms = state.classes[live.rank].ttft_target_ms
+        if target_us is None and class_target_ms is not None:
+            target_us = class_target_ms * 1_000
+        if target_us is not None:
+            live.deadline_us = arrival.arrival_us + target_us
+        hard_us = admission.hard_deadline_us(state, request, account)
+        if hard_us is not None:
+            live.hard_deadline_us = arrival.arrival_us + hard_us
+        wait_us = admission.queue_wait_limit_us(state, request)
+        if wait_us is not None:
+            live.queue_wait_limit_us = arrival.arrival_us + wait_us
+        return live
+
+    def _set_timers(self, live: LiveRequest) -> None:
+        moments = []
+        if live.queue_wait_limit_us is not None:
+            moments.append(live.queue_wait_limit_us)
+        if live.hard_deadline_us is not None:
+            moments.append(live.hard_deadline_us - admission.own_prefill_us(self._state, 0, live.rest))
+        if moments:
+            self._state.wake_at(min(moments), live)
+
+    def _cancel(self, cancellation: Cancellation, now_us: int) -> None:
+        """Ends a request in any state; one that has ended already is left in peace."""
+        live = self._state.lives.get(cancellation.request_id)
+        if live is not None:
+            self._state.finish(live, FinishReason.CANCELLED, now_us, cancellation.reason)
+
+    def expire(self, now_us: int) -> None:
+        """Shed what still waits for its first start and can no longer be in time, or waited longer than it allowed."""
+        state = self._state
+        timers = state.timers
+        while timers and timers[0][0] <= now_us:
+            _, sequence_number, request_id = heapq.heappop(timers)
+            live = state.lives.get(request_id)
+            if live is None or live.state is not State.WAITING or live.sequence_number != sequence_number:
+                continue
+            is_out = live.queue_wait_limit_us is not None and live.queue_wait_limit_us <= now_us
+            reason = RejectReason.QUEUE_WAIT if is_out else RejectReason.LATE
+            state.reject(live, reason, admission.retry_after_us(state, live), now_us)
+
+    def hand_back(self, now_us: int) -> None:
+        """Draining: whoever has not started is handed back, to be sent elsewhere."""
+        for queue in self._state.queues:
+            for live in queue.waiting():
+                if live.state is State.WAITING:
+                    self._state.reject(live, RejectReason.DRAINING, 1_000_000, now_us)

@@ -1,0 +1,174 @@
+"""One request while it lives in the engine: what is computed, what it holds, what it has cost.
+
+Knows the state of one request; refuses to know the pools, the queues and the other requests.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+
+from scheduler_engine.events import Finished, FinishReason, RequestCounters
+from scheduler_engine.fairness import Account
+from scheduler_engine.request import Request
+
+NEVER_US = 1 << 62
+
+
+class State(enum.IntEnum):
+    """Where a request stands. PREFILL and DECODE hold a slot; all but WAITING, ON_HOST and DROPPED hold device blocks."""
+
+    WAITING = 0  # never started
+    PREFILL = 1
+    DECODE = 2
+    HELD = 3  # KV stays on the device, no slot
+    SAVING = 4  # blocks fenced until their copy to the host has completed
+    ON_HOST = 5
+    DROPPED = 6  # KV gone, computed again on resume
+
+
+class LiveRequest:
+    """Always: ``computed <= total``, ``len(block_table) * block_size >= computed`` in PREFILL, DECODE and HELD, and the
+    order key ``(suspended first, deadline, arrival, sequence number)`` uses nothing that changes with time."""
+
+    __slots__ = (
+        "account",
+        "arrival_us",
+        "block_table",
+        "blocked_since_us",
+        "bypasses",
+        "computed",
+        "computed_high",
+        "deadline_us",
+        "debtor",
+        "estimated_gpu_us",
+        "estimated_total",
+        "failures",
+        "finish_total",
+        "first_start_us",
+        "first_token_us",
+        "gpu_us",
+        "hard_deadline_us",
+        "host_blocks",
+        "idle_step",
+        "limit_total",
+        "next_check",
+        "num_holds",
+        "num_preemptions",
+        "num_recomputes",
+        "num_steps",
+        "num_swaps",
+        "output_ids",
+        "peak_base",
+        "peak_finish",
+        "predicted_wait_us",
+        "prompt_len",
+        "queue_wait_limit_us",
+        "rank",
+        "recomputed_tokens",
+        "request",
+        "request_id",
+        "sampling",
+        "sequence_number",
+        "started_step",
+        "state",
+        "stop_ids",
+        "suspended_step",
+        "swapped_blocks",
+        "ticket",
+        "total",
+    )
+
+    def __init__(self, request: Request, account: Account, *, sequence_number: int, arrival_us: int) -> None:
+        self.request = request
+        self.request_id = request.request_id
+        self.account = account
+        self.rank = int(request.priority_class)
+        self.sequence_number = sequence_number
+        self.arrival_us = arrival_us
+        self.deadline_us = NEVER_US  # to the first token, soft: it orders
+        self.hard_deadline_us: int | None = None
+        self.queue_wait_limit_us: int | None = None
+        self.sampling = request.sampling
+        self.stop_ids = frozenset(request.stop_token_ids)
+        self.state = State.WAITING
+        self.block_table: list[int] = []
+        self.host_blocks: list[int] = []
+        self.output_ids: list[int] = list(request.delivered_token_ids)
+        self.prompt_len = len(request.prompt_token_ids)
+        self.total = self.prompt_len + len(self.output_ids)  # tokens known; the last one is computed by the next step
+        self.limit_total = self.prompt_len + request.max_tokens  # ends here with LENGTH, at the latest
+        self.finish_total = self.limit_total
+        self.estimated_total = self.limit_total
+        self.computed = 0
+        self.computed_high = 0
+        self.next_check = 0  # look closer once ``computed`` gets here: a block edge, a limit or an estimate
+        self.ticket = 0
+        self.estimated_gpu_us = 0
+        self.predicted_wait_us = 0
+        self.bypasses = 0
+        self.blocked_since_us: int | None = None
+        self.peak_finish = 0
+        self.peak_base = 0
+        self.started_step = -1
+        self.suspended_step = -1
+        self.idle_step = -1
+        self.debtor: Account | None = None  # who pays for bringing it back: the tenant that pushed it out
+        self.first_start_us: int | None = None
+        self.first_token_us: int | None = None
+        self.failures = 0
+        self.num_preemptions = 0
+        self.num_steps = 0
+        self.num_holds = 0
+        self.num_swaps = 0
+        self.num_recomputes = 0
+        self.recomputed_tokens = 0
+        self.swapped_blocks = 0
+        self.gpu_us = 0
+
+    @property
+    def order_key(self) -> tuple[int, int, int, int]:
+        """The one key for queueing and for victims; unique by its last part."""
+        fresh = 1 if self.state is State.WAITING else 0
+        return (fresh, self.deadline_us, self.arrival_us, self.sequence_number)
+
+    @property
+    def rest(self) -> int:
+        """Tokens known and not yet computed; 1 for a decode."""
+        return self.total - self.computed
+
+    def tokens_between(self, start: int, end: int) -> Sequence[int]:
+        """Token ids at positions ``[start, end)`` of prompt and output together."""
+        if start >= self.prompt_len:
+            return self.output_ids[start - self.prompt_len : end - self.prompt_len]
+        if end <= self.prompt_len:
+            return self.request.prompt_token_ids[start:end]
+        return [*self.request.prompt_token_ids[start:], *self.output_ids[: end - self.prompt_len]]
+
+    def finished(self, reason: FinishReason, now_us: int, detail: str = "") -> Finished:
+        """The end of it as a value; prompt tokens are those computed at least once."""
+        return Finished(
+            request_id=self.request_id,
+            reason=reason,
+            prompt_tokens=min(max(self.computed, self.computed_high), self.prompt_len),
+            cached_tokens=0,
+            output_tokens=len(self.output_ids),
+            counters=self.counters(now_us),
+            detail=detail,
+        )
+
+    def counters(self, now_us: int) -> RequestCounters:
+        """What it has cost until ``now_us``."""
+        started_us = now_us if self.first_start_us is None else self.first_start_us
+        return RequestCounters(
+            queue_us=started_us - self.arrival_us,
+            ttft_us=None if self.first_token_us is None else self.first_token_us - self.arrival_us,
+            total_us=now_us - self.arrival_us,
+            num_steps=self.num_steps,
+            num_holds=self.num_holds,
+            num_swaps=self.num_swaps,
+            num_recomputes=self.num_recomputes,
+            recomputed_tokens=self.recomputed_tokens,
+            swapped_blocks=self.swapped_blocks,
+            gpu_us=self.gpu_us,
+        )

@@ -1,0 +1,69 @@
+"""The engine's load, read off its state.
+
+Knows where each number of EngineLoad comes from; changes nothing.
+"""
+
+from __future__ import annotations
+
+from scheduler_engine import admission
+from scheduler_engine.live import LiveRequest, State
+from scheduler_engine.load import BoardRow, ClassLoad, EngineLoad
+from scheduler_engine.policy import PriorityClass
+from scheduler_engine.state import EngineState
+
+_STATE_NAMES = {
+    State.PREFILL: "prefill",
+    State.DECODE: "decode",
+    State.HELD: "held",
+    State.SAVING: "on_host",
+    State.ON_HOST: "on_host",
+    State.DROPPED: "dropped",
+}
+
+
+def measure(state: EngineState, now_us: int) -> EngineLoad:
+    """O(live requests): called a few times a second."""
+    board = tuple(_board_row(state, live) for live in state.lives.values() if live.state is not State.WAITING)
+    return EngineLoad(
+        step=state.step,
+        num_blocks=state.device.num_blocks,
+        num_free_blocks=state.device.num_free,
+        num_host_blocks=state.host.num_blocks,
+        num_free_host_blocks=state.host.num_free,
+        num_slots=state.config.num_slots,
+        num_free_slots=state.config.num_slots - state.running.num_slots_used,
+        busy_us=state.accountant.busy_us,
+        charged_us=state.accountant.charged_us,
+        classes=tuple(_class_load(state, rank) for rank in PriorityClass),
+        board=board,
+    )
+
+
+def _class_load(state: EngineState, rank: PriorityClass) -> ClassLoad:
+    is_closed = admission.is_closed(state, rank)
+    likely_us = admission.class_wait_us(state, rank, 50)
+    num_saving = sum(state.lives[i].rank == rank for i in state.fences if i in state.lives)
+    return ClassLoad(
+        priority_class=rank,
+        num_waiting=state.queues[rank].num_waiting - (state.num_suspended[rank] - num_saving),
+        num_running=state.running.num_in_slots(rank),
+        num_suspended=state.num_suspended[rank],
+        waiting_gpu_us=state.queues[rank].waiting_us,
+        estimated_start_q50_us=likely_us,
+        estimated_start_q90_us=admission.class_wait_us(state, rank, 90),
+        closed=is_closed,
+        retry_after_us=admission.spread(likely_us, state.step) if is_closed else None,
+    )
+
+
+def _board_row(state: EngineState, live: LiveRequest) -> BoardRow:
+    name = "held" if live.request_id in state.running.step_held[live.rank] else _STATE_NAMES[live.state]
+    return BoardRow(
+        request_id=live.request_id,
+        tenant_id=live.account.tenant_id,
+        priority_class=live.request.priority_class,
+        state=name,
+        num_blocks=len(live.block_table),
+        num_computed_tokens=live.computed,
+        num_output_tokens=len(live.output_ids),
+    )

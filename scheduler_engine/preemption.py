@@ -1,0 +1,180 @@
+"""Whom to push out, and how: fewest and cheapest victims, all or nothing, each by its cheapest lever.
+
+Knows victims and costs; refuses to push anybody out itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from scheduler_engine.events import Lever
+from scheduler_engine.live import LiveRequest
+from scheduler_engine.state import EngineState
+
+_NEARLY_DONE_TOKENS = 2
+
+
+class Need(NamedTuple):
+    """What is short: slots and device blocks, each 0 or more."""
+
+    slots: int
+    blocks: int
+
+
+class Victim(NamedTuple):
+    """One way to make one request give way. ``cost_us``: device time it takes to push it out and to bring it back."""
+
+    live: LiveRequest
+    lever: Lever
+    cost_us: int
+    slots: int
+    blocks: int
+    host_blocks: int
+    key: tuple[int, ...]  # least wanted first
+
+
+def choose_victims(
+    state: EngineState, need: Need, candidates: Iterable[LiveRequest], *, reproducible_may_drop: bool = False
+) -> list[Victim] | None:
+    """The fewest and cheapest of ``candidates`` that together cover ``need``, or None when they cannot.
+
+    One victim that covers all of it wins over several of the same class unless it costs more. O(candidates log candidates),
+    asked only when a head is blocked.
+    """
+    host_free = state.host.num_free
+    offers = [
+        victim
+        for live in candidates
+        if (victim := _offer(state, live, need, host_free, reproducible_may_drop)) is not None
+    ]
+    offers.sort(key=lambda victim: victim.key)
+    several = _greedy(state, need, offers, reproducible_may_drop)
+    if several is None or len(several) == 1:
+        return several
+    lowest_rank = min(victim.live.rank for victim in several)
+    total_us = sum(victim.cost_us for victim in several)
+    singles = [v for v in offers if v.live.rank >= lowest_rank and v.slots >= need.slots and v.blocks >= need.blocks]
+    single = min(singles, key=lambda victim: (victim.cost_us, victim.key), default=None)
+    return [single] if single is not None and single.cost_us <= total_us else several
+
+
+def _greedy(state: EngineState, need: Need, offers: list[Victim], reproducible_may_drop: bool) -> list[Victim] | None:
+    slots, blocks = need
+    host_free = state.host.num_free
+    chosen: list[Victim] = []
+    for offer in offers:
+        if slots <= 0 and blocks <= 0:
+            break
+        victim: Victim | None = offer
+        if offer.host_blocks > host_free:  # those before it have filled the host
+            victim = _offer(state, offer.live, need, host_free, reproducible_may_drop)
+        if victim is None or not ((slots > 0 and victim.slots) or (blocks > 0 and victim.blocks)):
+            continue
+        chosen.append(victim)
+        host_free -= victim.host_blocks
+        slots -= victim.slots
+        blocks -= victim.blocks
+    if slots > 0 or blocks > 0:
+        return None
+    return _pruned(chosen, spare_slots=-slots, spare_blocks=-blocks)
+
+
+def _pruned(chosen: list[Victim], *, spare_slots: int, spare_blocks: int) -> list[Victim]:
+    """Without those that turned out not to be needed, dearest first."""
+    kept = list(chosen)
+    for victim in sorted(chosen, key=lambda v: (v.live.rank, -v.cost_us)):
+        if victim.slots <= spare_slots and victim.blocks <= spare_blocks and len(kept) > 1:
+            kept.remove(victim)
+            spare_slots -= victim.slots
+            spare_blocks -= victim.blocks
+    return kept
+
+
+def _offer(
+    state: EngineState, live: LiveRequest, need: Need, host_free: int, reproducible_may_drop: bool
+) -> Victim | None:
+    lever = cheapest_lever(state, live, need, host_free, reproducible_may_drop)
+    if lever is None:
+        return None
+    how, cost_us = lever
+    slots = 0 if live.request_id in state.running.held[live.rank] else 1
+    blocks = 0 if how is Lever.HOLD else len(live.block_table)
+    host_blocks = state.config.num_blocks_for(live.computed) if how is Lever.SWAP else 0
+    policy = state.classes[live.rank]
+    pinned = live.num_preemptions >= policy.max_preemptions
+    in_quantum = state.step - live.started_step < policy.quantum_steps
+    useful = max(1, min(blocks, need.blocks))
+    key = (
+        -live.rank,
+        int(pinned),
+        int(in_quantum),
+        int(live.finish_total - live.total <= _NEARLY_DONE_TOKENS),
+        cost_us // useful,
+        -live.account.service,
+        -live.deadline_us,
+        -live.arrival_us,
+        -live.sequence_number,
+    )
+    return Victim(live, how, cost_us, slots, blocks, host_blocks, key)
+
+
+def cheapest_lever(
+    state: EngineState, live: LiveRequest, need: Need, host_free: int, reproducible_may_drop: bool
+) -> tuple[Lever, int] | None:
+    """The lever and its cost in device time, or None when none is open.
+
+    hold: nothing is lost, but only the slot comes free. swap: out and in again at copy speed, if the host has room.
+    recompute: the computed tokens once more; never for a request that must come out bit-equal. Ties go to the swap.
+    """
+    if not need.blocks:
+        return Lever.HOLD, 0
+    if live.computed == 0:
+        return Lever.RECOMPUTE, 0
+    cost = state.cost
+    num_copied = state.config.num_blocks_for(live.computed)
+    swap_us = 2 * cost.to_us(cost.copy_ns(num_copied)) if num_copied <= host_free else None
+    may_drop = reproducible_may_drop or not live.request.reproducible
+    recompute_us = cost.to_us(cost.prefill_ns(0, live.computed)) if may_drop else None
+    if swap_us is None:
+        return None if recompute_us is None else (Lever.RECOMPUTE, recompute_us)
+    if recompute_us is None or swap_us <= recompute_us:
+        return Lever.SWAP, swap_us
+    return Lever.RECOMPUTE, recompute_us
+
+
+def lower_classes(state: EngineState, rank: int) -> Iterator[LiveRequest]:
+    """Candidates below ``rank``: on the device, not started in this step, and not of a class that is owed its floor."""
+    for lower in range(rank + 1, len(state.classes)):
+        if not state.floors.in_debt(lower, state.now_us):
+            yield from (live for live in state.running.on_device(lower) if live.started_step != state.step)
+
+
+def overserved_tenants(state: EngineState, head: LiveRequest) -> Iterator[LiveRequest]:
+    """Candidates of the head's own class: tenants that had more than the fairness gap B beyond the head's, past their quantum."""
+    policy = state.classes[head.rank]
+    limit = head.account.service + state.service_gap(head.rank)
+    for live in state.running.on_device(head.rank):
+        if live.account.service > limit and state.step - live.started_step >= max(1, policy.quantum_steps):
+            yield live
+
+
+def steps_until_free(state: EngineState, need: Need, max_steps: int) -> int | None:
+    """In how many steps natural ends free what is short, or None when it takes more than ``max_steps``.
+
+    Counts only ends that are certain: requests at their token limit.
+    """
+    ends: dict[int, tuple[int, int]] = {}
+    for members in state.running.decoding:
+        for live in members.values():
+            left = live.finish_total - live.total
+            if left <= max_steps:
+                slots, blocks = ends.get(left, (0, 0))
+                ends[left] = (slots + 1, blocks + len(live.block_table))
+    slots, blocks = need
+    for left in sorted(ends):
+        slots -= ends[left][0]
+        blocks -= ends[left][1]
+        if slots <= 0 and blocks <= 0:
+            return max(1, left)
+    return None

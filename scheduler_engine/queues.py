@@ -1,0 +1,152 @@
+"""Who waits, in which order: per class the fairest tenant first, inside a tenant the oldest promise.
+
+Knows order keys; refuses to know whether the head fits.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+from scheduler_engine.errors import BrokenBooks
+from scheduler_engine.fairness import Account
+from scheduler_engine.live import LiveRequest
+
+_Key = tuple[int, int, int, int]
+_MIN_TO_COMPACT = 64
+
+
+class TenantLine:
+    """Waiting requests of one (class, tenant). Always: entries whose ticket is not their request's are dead and skipped."""
+
+    __slots__ = ("_heap", "account", "is_parked", "num_waiting", "version", "waiting_us")
+
+    def __init__(self, account: Account) -> None:
+        self.account = account
+        self.num_waiting = 0
+        self.waiting_us = 0  # estimated device time of all that wait here
+        self.is_parked = False  # its tenant runs as many as it may; out of the class order until one ends
+        self.version = 0  # of this line's entry in the class; older entries are dead
+        self._heap: list[tuple[_Key, int, LiveRequest]] = []
+
+    def push(self, live: LiveRequest) -> None:
+        live.ticket += 1
+        heapq.heappush(self._heap, (live.order_key, live.ticket, live))
+        self.num_waiting += 1
+        self.waiting_us += live.estimated_gpu_us
+
+    def remove(self, live: LiveRequest) -> None:
+        """O(1): its entry dies; half dead, the heap is rebuilt."""
+        live.ticket += 1
+        self.num_waiting -= 1
+        self.waiting_us -= live.estimated_gpu_us
+        if len(self._heap) > _MIN_TO_COMPACT and self.num_waiting * 2 < len(self._heap):
+            self._heap = [entry for entry in self._heap if entry[1] == entry[2].ticket]
+            heapq.heapify(self._heap)
+
+    def head(self) -> LiveRequest | None:
+        """O(1), plus the dead entries it drops on the way."""
+        heap = self._heap
+        while heap:
+            _, ticket, live = heap[0]
+            if ticket == live.ticket:
+                return live
+            heapq.heappop(heap)
+        return None
+
+    def waiting(self) -> list[LiveRequest]:
+        """All of them, in heap order. O(n): for books and boards."""
+        return [live for _, ticket, live in self._heap if ticket == live.ticket]
+
+
+class ClassQueue:
+    """All waiting and suspended requests of one class. Always: ``head`` is the oldest promise of the tenant with the least
+    weighted device time among those with a head."""
+
+    def __init__(self) -> None:
+        self.num_waiting = 0
+        self.waiting_us = 0
+        self._lines: dict[Account, TenantLine] = {}
+        self._heap: list[tuple[int, _Key, int, TenantLine]] = []
+
+    def push(self, live: LiveRequest) -> None:
+        """O(log waiting of the tenant)."""
+        line = self._lines.get(live.account)
+        if line is None:
+            line = self._lines[live.account] = TenantLine(live.account)
+        line.push(live)
+        self.num_waiting += 1
+        self.waiting_us += live.estimated_gpu_us
+        if line.head() is live:
+            self._list(line, live)
+
+    def remove(self, live: LiveRequest) -> None:
+        """Out of the order: admitted, ended or set aside. O(1) amortised, O(log) when it was a head."""
+        line = self._lines[live.account]
+        was_head = line.head() is live
+        line.remove(live)
+        self.num_waiting -= 1
+        self.waiting_us -= live.estimated_gpu_us
+        if not was_head:
+            return
+        line.version += 1
+        new_head = line.head()
+        if new_head is not None:
+            self._list(line, new_head)
+        else:
+            del self._lines[live.account]
+
+    def head(self) -> LiveRequest | None:
+        """O(1) amortised. A tenant charged since it was listed sinks to its new place."""
+        heap = self._heap
+        while heap:
+            service, key, version, line = heap[0]
+            if version != line.version:
+                heapq.heappop(heap)
+            elif service != line.account.service:
+                heapq.heapreplace(heap, (line.account.service, key, version, line))
+            elif key[0] and line.account.at_concurrency:
+                heapq.heappop(heap)
+                line.version += 1
+                line.is_parked = True
+            else:
+                return line.head()
+        return None
+
+    def unpark(self, account: Account) -> None:
+        """A request of the tenant has ended: its line may come back into the order."""
+        line = self._lines.get(account)
+        if line is not None and line.is_parked:
+            head = line.head()
+            if head is not None:
+                self._list(line, head)
+
+    def unpark_all(self) -> None:
+        """The caps may have changed."""
+        for account in list(self._lines):
+            self.unpark(account)
+
+    def num_waiting_of(self, account: Account) -> int:
+        line = self._lines.get(account)
+        return 0 if line is None else line.num_waiting
+
+    def waiting_us_of(self, account: Account) -> int:
+        line = self._lines.get(account)
+        return 0 if line is None else line.waiting_us
+
+    def waiting(self) -> list[LiveRequest]:
+        """All of them, tenant by tenant. O(n): for books and boards."""
+        return [live for line in self._lines.values() for live in line.waiting()]
+
+    def _list(self, line: TenantLine, head: LiveRequest) -> None:
+        line.version += 1
+        line.is_parked = False
+        heapq.heappush(self._heap, (line.account.service, head.order_key, line.version, line))
+
+    def check_books(self) -> None:
+        """Raises BrokenBooks unless counts and estimated times are those of the requests that wait."""
+        waiting = self.waiting()
+        if len(waiting) != self.num_waiting:
+            raise BrokenBooks(f"queue says {self.num_waiting} wait, {len(waiting)} do")
+        waiting_us = sum(live.estimated_gpu_us for live in waiting)
+        if waiting_us != self.waiting_us or waiting_us != sum(line.waiting_us for line in self._lines.values()):
+            raise BrokenBooks(f"queue says {self.waiting_us} us wait, {waiting_us} us do")

@@ -1,0 +1,139 @@
+"""The step scheduler: ``plan_step(now) -> StepPlan``, ``apply_step(result, now) -> StepEvents``, strictly in turn.
+
+Pure and deterministic: the same inputs at the same times give the same plans.
+"""
+
+from __future__ import annotations
+
+from scheduler_engine.budget import HoldAllowance, StepBudget
+from scheduler_engine.config import EngineConfig
+from scheduler_engine.cost import CostConstants
+from scheduler_engine.draft import Draft, Outbox
+from scheduler_engine.errors import BrokenBooks, Misuse
+from scheduler_engine.events import StepEvents
+from scheduler_engine.intake import Arrival, Cancellation, Input, Intake
+from scheduler_engine.live import LiveRequest
+from scheduler_engine.load import EngineLoad
+from scheduler_engine.measure import measure
+from scheduler_engine.plan import StepPlan, StepResult
+from scheduler_engine.planning import StepPlanner, rows_of
+from scheduler_engine.policy import PolicySnapshot, PriorityClass
+from scheduler_engine.request import Request, RequestId
+from scheduler_engine.settling import Settlement, check_result
+from scheduler_engine.state import EngineState
+
+_POLL_COPIES_US = 1_000
+
+
+class Scheduler:
+    """Decides at every step who runs, who pauses and who is let in. Always: between two steps all books balance."""
+
+    def __init__(self, config: EngineConfig, policy: PolicySnapshot, cost: CostConstants) -> None:
+        self._state = EngineState(config, policy, cost)
+        self._intake = Intake(self._state)
+        self._inputs: list[Input] = []
+        self._next_policy: PolicySnapshot | None = None
+        self._hold_allowance = HoldAllowance()
+        self._draft: Draft | None = None
+        self._plan: StepPlan | None = None
+        self._owners: list[LiveRequest] = []
+
+    # inputs: put on a list, in effect from the next plan on
+
+    def submit(self, request: Request, now_us: int) -> None:
+        """``now_us`` is the arrival, for good."""
+        self._inputs.append(Arrival(request, now_us))
+
+    def cancel(self, request_id: RequestId, reason: str, now_us: int) -> None:
+        """Ends the request in the next plan, whatever its state; unknown ids are ignored, they ended first."""
+        self._inputs.append(Cancellation(request_id, reason))
+
+    def set_policy(self, policy: PolicySnapshot) -> None:
+        self._next_policy = policy
+
+    def drain(self) -> None:
+        """From the next plan on nobody is let in; those who have not started are handed back, the others run to their end."""
+        self._state.draining = True
+
+    # the two verbs
+
+    def plan_step(self, now_us: int) -> StepPlan:
+        """What the next step shall do. Raises Misuse when the last plan was not applied."""
+        if self._plan is not None:
+            raise Misuse(f"step {self._plan.step} was planned and not applied")
+        state = self._state
+        state.now_us = now_us
+        self._take_in(now_us)
+        base_us = state.cost.to_us(state.cost.constants.base_ns)
+        budget = StepBudget(state, first_token_hold_allowed=self._hold_allowance.covers(base_us))
+        draft = Draft(step=state.step, now_us=now_us)
+        StepPlanner(state, draft, budget).plan()
+        self._intake.expire(now_us)
+        rows, self._owners = rows_of(state, draft)
+        if draft.first_token_hold:
+            self._hold_allowance.spend(base_us)
+        self._draft = draft
+        self._plan = StepPlan(
+            step=state.step,
+            rows=tuple(rows),
+            swap_out=tuple(draft.swap_out),
+            swap_in=tuple(draft.swap_in),
+            token_budget=budget.allowed_tokens,
+            wake_at_us=self._wake_at_us(now_us),
+        )
+        return self._plan
+
+    def apply_step(self, result: StepResult, now_us: int) -> StepEvents:
+        """What the step meant. Raises Misuse, and changes nothing, when ``result`` cannot be the planned step's."""
+        if self._plan is None or self._draft is None:
+            raise Misuse("no step was planned")
+        state = self._state
+        check_result(state, self._plan, result)
+        events = Settlement(state, self._draft, self._plan, self._owners, now_us).settle(result)
+        self._hold_allowance.earn(state.classes[PriorityClass.INTERACTIVE], result.duration_us)
+        state.outbox = Outbox()
+        state.step += 1
+        self._plan = self._draft = None
+        self._owners = []
+        return events
+
+    def _take_in(self, now_us: int) -> None:
+        state = self._state
+        if self._next_policy is not None:
+            state.set_policy(self._next_policy)
+            self._next_policy = None
+        inputs, self._inputs = self._inputs, []
+        self._intake.take_in(inputs, now_us)
+        if state.draining:
+            self._intake.hand_back(now_us)
+        for rank in PriorityClass:
+            if state.has_work(rank):
+                state.last_active_us[rank] = now_us
+
+    def _wake_at_us(self, now_us: int) -> int | None:
+        state = self._state
+        moments = [state.timers[0][0]] if state.timers else []
+        if state.fences:
+            moments.append(now_us + _POLL_COPIES_US)
+        return min(moments, default=None)
+
+    # looking in
+
+    @property
+    def has_work(self) -> bool:
+        """True while a request lives, an input waits, or events wait to be told."""
+        return bool(self._state.lives or self._inputs or self._state.fences) or not self._state.outbox.is_empty
+
+    def load(self, now_us: int) -> EngineLoad:
+        """How busy the engine is, for the door and the boards. O(requests on the device and suspended)."""
+        return measure(self._state, now_us)
+
+    def check_totals(self) -> None:
+        """O(1) part of the books, for every step. Raises BrokenBooks."""
+        self._state.check_totals()
+
+    def check_books(self) -> None:
+        """All books, O(requests + blocks). Raises BrokenBooks."""
+        self._state.check_books(self._draft)
+        if self._plan is not None and len(self._owners) != len(self._plan.rows):
+            raise BrokenBooks(f"{len(self._plan.rows)} rows planned for {len(self._owners)} requests")

@@ -1,0 +1,314 @@
+"""Everything the engine owns, and the moves of a request between its states.
+
+Each move keeps all books at once; refuses to decide which move is right.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+from scheduler_engine.blocks import BlockPool
+from scheduler_engine.calibration import WaitCalibration
+from scheduler_engine.config import EngineConfig
+from scheduler_engine.cost import CostConstants, FittedCost
+from scheduler_engine.draft import CopyCharge, Draft, Outbox
+from scheduler_engine.errors import BrokenBooks
+from scheduler_engine.events import FinishReason, Lever, Preempted, Rejected, RejectReason, Resource
+from scheduler_engine.fairness import SERVICE_UNITS_PER_US, Account, FairnessAccountant
+from scheduler_engine.floors import Floors
+from scheduler_engine.lengths import LengthHistory
+from scheduler_engine.live import LiveRequest, State
+from scheduler_engine.peak import PeakBook
+from scheduler_engine.plan import BlockCopy
+from scheduler_engine.policy import ClassPolicy, PolicySnapshot, PriorityClass, TenantClassPolicy
+from scheduler_engine.queues import ClassQueue
+from scheduler_engine.request import RequestId
+from scheduler_engine.running import RunningSet
+
+
+class EngineState:
+    """Always: a live request is in exactly one place: a queue (waiting, held, on host, dropped), a slot, or behind a fence;
+    its blocks are where its state says."""
+
+    def __init__(self, config: EngineConfig, policy: PolicySnapshot, cost: CostConstants) -> None:
+        self.config = config
+        self.cost = FittedCost(cost, config.bytes_per_block)
+        self.device = BlockPool("device", config.num_blocks)
+        self.host = BlockPool("host", config.num_host_blocks)
+        self.lives: dict[RequestId, LiveRequest] = {}
+        self.fences: dict[RequestId, RequestId | None] = {}  # whose copy out is unfinished -> for whom
+        self.queues = tuple(ClassQueue() for _ in PriorityClass)
+        self.running = RunningSet()
+        self.peak = PeakBook(config.block_size)
+        self.lengths = tuple(LengthHistory() for _ in PriorityClass)
+        self.calibrations = tuple(WaitCalibration() for _ in PriorityClass)
+        self.accountant = FairnessAccountant()
+        self.floors = Floors()
+        self.outbox = Outbox()
+        self.timers: list[tuple[int, int, RequestId]] = []
+        self.num_suspended = [0 for _ in PriorityClass]
+        self.last_active_us: list[int | None] = [None for _ in PriorityClass]
+        self.owed_head: LiveRequest | None = None  # blocked head of a class that is owed its floor
+        self.draining = False
+        self.step = 0
+        self.now_us = 0  # of the plan being made
+        self.set_policy(policy)
+
+    def set_policy(self, policy: PolicySnapshot) -> None:
+        self.policy = policy
+        self.classes: tuple[ClassPolicy, ...] = policy.classes
+        self.cells: dict[tuple[PriorityClass, str], TenantClassPolicy] = {
+            (cell.priority_class, cell.tenant_id): cell for cell in policy.tenants
+        }
+        self.accountant.set_policies(self.cells)
+        for queue in self.queues:
+            queue.unpark_all()
+
+    def account(self, priority_class: PriorityClass, tenant_id: str) -> Account:
+        account = self.accountant.account(priority_class, tenant_id)
+        if account.num_live == 0:
+            self.accountant.set_policy(account, self.cells.get((priority_class, tenant_id)))
+        return account
+
+    def has_work(self, rank: int) -> bool:
+        """True when the class has a request anywhere."""
+        waiting = self.queues[rank].num_waiting
+        return bool(waiting or self.num_suspended[rank] or self.running.num_in_slots(rank))
+
+    def is_queued(self, live: LiveRequest) -> bool:
+        """True when the request waits for a start, fresh or suspended."""
+        is_live = self.lives.get(live.request_id) is live
+        return is_live and live.state in (State.WAITING, State.HELD, State.ON_HOST, State.DROPPED)
+
+    def memory_cap(self, live: LiveRequest) -> int:
+        """Blocks up to which the class may plan; a request that was let in under a wider policy still fits alone."""
+        cap = self.config.num_blocks * self.classes[live.rank].cap_memory_percent // 100
+        return max(cap, self.config.num_blocks_for(live.finish_total))
+
+    def service_gap(self, rank: int) -> int:
+        """The fairness gap B of the class, in units of virtual service."""
+        return self.classes[rank].fairness_gap_ms * 1_000 * SERVICE_UNITS_PER_US
+
+    def slot_cap(self, rank: int) -> int:
+        return max(1, self.config.num_slots * self.classes[rank].cap_slots_percent // 100)
+
+    # moves
+
+    def wake_at(self, at_us: int, live: LiveRequest) -> None:
+        heapq.heappush(self.timers, (at_us, live.sequence_number, live.request_id))
+
+    def estimate_total(self, live: LiveRequest) -> None:
+        """Set where the request is expected to end."""
+        num_output = len(live.output_ids)
+        expected = self.lengths[live.rank].estimate(num_output=num_output, limit=live.finish_total - live.prompt_len)
+        live.estimated_total = max(live.total, live.prompt_len + expected)
+
+    def set_next_check(self, live: LiveRequest) -> None:
+        """When the hot loop shall look at this request again, in computed tokens."""
+        edge = len(live.block_table) * self.config.block_size
+        estimate = live.estimated_total if live.estimated_total > live.total else live.total
+        live.next_check = min(edge, live.finish_total - 1, max(estimate, live.computed + 1))
+
+    def enqueue(self, live: LiveRequest) -> None:
+        prefill = 0 if live.state in (State.HELD, State.ON_HOST) else live.rest
+        cost_ns = self.cost.request_ns(
+            start=live.computed, prefill=prefill, output=max(0, live.estimated_total - live.total)
+        )
+        live.estimated_gpu_us = max(1, cost_ns // 1_000)
+        self.queues[live.rank].push(live)
+
+    def start(self, live: LiveRequest, draft: Draft, *, num_blocks: int) -> None:
+        """Out of the queue into a slot, with ``num_blocks`` new device blocks; from the host its KV is copied back first."""
+        self.queues[live.rank].remove(live)
+        was_held = live.state is State.HELD
+        if was_held:
+            self.running.remove(live)
+            self.peak.remove(live)
+        live.block_table.extend(self.device.take(num_blocks))
+        if live.state is State.ON_HOST:
+            self._copy_in(live, draft)
+        if live.state is State.WAITING:
+            live.account.num_started += 1
+            if live.first_start_us is None:
+                live.first_start_us = draft.now_us
+        else:
+            self.num_suspended[live.rank] -= 1
+            self.outbox.resumed.append(live.request_id)
+        live.state = State.DECODE if live.rest == 1 and live.computed else State.PREFILL
+        live.started_step = draft.step
+        live.bypasses = 0
+        live.blocked_since_us = None
+        self.estimate_total(live)
+        self.set_next_check(live)
+        self.running.add(live, self.config.block_size)
+        self.peak.add(live)
+
+    def _copy_in(self, live: LiveRequest, draft: Draft) -> None:
+        for device_block, host_block in zip(live.block_table, live.host_blocks, strict=False):
+            draft.swap_in.append(BlockCopy(live.request_id, device_block, host_block))
+        draft.host_blocks_after.extend(live.host_blocks)
+        payer = live.account if live.debtor is None else live.debtor
+        live.debtor = None
+        draft.copy_charges.append(CopyCharge(payer, self.cost.copy_ns(len(live.host_blocks))))
+        live.swapped_blocks += len(live.host_blocks)
+        live.host_blocks = []
+
+    def suspend(
+        self, live: LiveRequest, lever: Lever, resource: Resource, by: LiveRequest | None, draft: Draft
+    ) -> None:
+        """Out of its slot (or from held further out), by a lever; back into the queue with its old key."""
+        was_running = live.state in (State.PREFILL, State.DECODE)
+        self.running.remove(live)
+        live.suspended_step = draft.step
+        live.num_preemptions += 1
+        if was_running:
+            self.num_suspended[live.rank] += 1
+        else:
+            self.queues[live.rank].remove(live)
+        if by is not None and by.rank < live.rank and lever is not Lever.HOLD:
+            live.debtor = by.account
+        match lever:
+            case Lever.HOLD:
+                live.state = State.HELD
+                live.num_holds += 1
+                self.running.add(live, self.config.block_size)
+            case Lever.SWAP:
+                self.peak.remove(live)
+                live.num_swaps += 1
+                self._copy_out(live, by, draft)
+            case Lever.RECOMPUTE:
+                self.peak.remove(live)
+                live.num_recomputes += 1
+                self._drop(live)
+        self.outbox.preempted.append(Preempted(live.request_id, lever, resource, None if by is None else by.request_id))
+        if live.state is not State.SAVING:
+            self.enqueue(live)
+
+    def _copy_out(self, live: LiveRequest, by: LiveRequest | None, draft: Draft) -> None:
+        """Needs host blocks for what is computed; blocks without KV are free at once."""
+        num_full = self.config.num_blocks_for(live.computed)
+        live.host_blocks = self.host.take(num_full)
+        copied = live.block_table[:num_full]
+        for device_block, host_block in zip(copied, live.host_blocks, strict=True):
+            draft.swap_out.append(BlockCopy(live.request_id, device_block, host_block))
+        draft.lowest_swapped_rank = max(draft.lowest_swapped_rank, live.rank)
+        payer = live.account if live.debtor is None else live.debtor
+        draft.copy_charges.append(CopyCharge(payer, self.cost.copy_ns(num_full)))
+        live.swapped_blocks += num_full
+        if self.config.copies_in_order:
+            self.device.give(live.block_table)
+            live.state = State.ON_HOST
+        else:
+            self.device.give(live.block_table[num_full:])
+            self.device.fence(live.request_id, copied)
+            self.fences[live.request_id] = None if by is None else by.request_id
+            live.state = State.SAVING
+        live.block_table = []
+
+    def _drop(self, live: LiveRequest) -> None:
+        self.device.give(live.block_table)
+        live.block_table = []
+        live.computed_high = max(live.computed_high, live.computed)
+        live.computed = 0
+        live.state = State.DROPPED
+
+    def complete_copy(self, request_id: RequestId) -> None:
+        """The copy out of a request has completed: its device blocks are free, and it may come back."""
+        del self.fences[request_id]
+        self.device.lift_fence(request_id)
+        if self.host.is_fenced(request_id):  # it ended while its copy ran
+            self.host.lift_fence(request_id)
+            return
+        live = self.lives[request_id]
+        live.state = State.ON_HOST
+        self.enqueue(live)
+
+    def fail_row(self, live: LiveRequest, draft: Draft) -> None:
+        """The executor could not compute it: its KV is worth nothing, it goes back to waiting by recompute."""
+        live.failures += 1
+        self.suspend(live, Lever.RECOMPUTE, Resource.FAILURE, None, draft)
+
+    def finish(self, live: LiveRequest, reason: FinishReason, now_us: int, detail: str = "") -> None:
+        """The end, from any state: everything it holds goes back, one Finished goes out."""
+        self._release(live)
+        if live.output_ids and reason in (FinishReason.STOP, FinishReason.LENGTH):
+            self.lengths[live.rank].observe(len(live.output_ids))
+        self.outbox.finished.append(live.finished(reason, now_us, detail))
+
+    def reject(self, live: LiveRequest, reason: RejectReason, retry_after_us: int | None, now_us: int) -> None:
+        """The end of one that never ran: uncharged, with a hint when to come back."""
+        self._release(live)
+        self.floors.note_shed(live.rank, now_us)
+        self.outbox.rejected.append(Rejected(live.request_id, reason, retry_after_us))
+
+    def _release(self, live: LiveRequest) -> None:
+        del self.lives[live.request_id]
+        if live.state in (State.PREFILL, State.DECODE, State.HELD):
+            self.running.remove(live)
+            self.peak.remove(live)
+            self.device.give(live.block_table)
+            live.block_table = []
+        if live.state in (State.WAITING, State.HELD, State.ON_HOST, State.DROPPED):
+            self.queues[live.rank].remove(live)
+        if live.state in (State.HELD, State.SAVING, State.ON_HOST, State.DROPPED):
+            self.num_suspended[live.rank] -= 1
+        if live.state is State.SAVING:
+            self.host.fence(live.request_id, live.host_blocks)
+        elif live.host_blocks:
+            self.host.give(live.host_blocks)
+        if live.state is not State.WAITING:
+            live.account.num_started -= 1
+            self.queues[live.rank].unpark(live.account)
+        live.host_blocks = []
+        self.accountant.leave(live.account)
+
+    # books
+
+    def check_totals(self) -> None:
+        """O(1) books, for every step."""
+        self.device.check_totals()
+        self.host.check_totals()
+        if self.running.num_slots_used > self.config.num_slots:
+            raise BrokenBooks(f"{self.running.num_slots_used} slots used of {self.config.num_slots}")
+
+    def check_books(self, draft: Draft | None) -> None:
+        """All books, O(everything). ``draft`` is the step being executed, whose swap-ins still read host blocks."""
+        self.check_totals()
+        lives = self.lives
+        self.device.check_books({i: live.block_table for i, live in lives.items() if live.block_table})
+        host_owners = {i: live.host_blocks for i, live in lives.items() if live.host_blocks}
+        if draft is not None and draft.host_blocks_after:
+            host_owners[RequestId("(this step's swap-ins)")] = draft.host_blocks_after
+        self.host.check_books(host_owners)
+        self.running.check_books(self.config.block_size)
+        self.peak.check_books(self.running)
+        self.accountant.check_books()
+        for queue in self.queues:
+            queue.check_books()
+        self._check_places()
+
+    def _check_places(self) -> None:
+        on_device = {live.request_id for live in self.running}
+        queued = {live.request_id for queue in self.queues for live in queue.waiting()}
+        for request_id, live in self.lives.items():
+            runs = live.state in (State.PREFILL, State.DECODE)
+            place = (request_id in on_device, request_id in queued, request_id in self.fences)
+            expected = (
+                runs or live.state is State.HELD,
+                not runs and live.state is not State.SAVING,
+                live.state is State.SAVING,
+            )
+            if place != expected:
+                raise BrokenBooks(f"{request_id} in state {live.state.name} is in the wrong place: {place}")
+            if live.computed > live.total or live.computed > len(live.block_table) * self.config.block_size > 0:
+                raise BrokenBooks(f"{request_id} has {live.computed} tokens computed, {len(live.block_table)} blocks")
+        strangers = (on_device | queued) - self.lives.keys()
+        if strangers:
+            raise BrokenBooks(f"ended requests are still held somewhere: {sorted(strangers)}")
+        for rank in PriorityClass:
+            suspended = sum(
+                live.rank == rank and live.state in (State.HELD, State.SAVING, State.ON_HOST, State.DROPPED)
+                for live in self.lives.values()
+            )
+            if suspended != self.num_suspended[rank]:
+                raise BrokenBooks(f"class {rank.label}: {self.num_suspended[rank]} suspended, counted {suspended}")
