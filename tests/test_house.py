@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.metadata
 import os
 import platform
 import re
@@ -90,13 +91,33 @@ def test_the_web_process_never_loads_torch() -> None:
 def test_every_requirement_is_pinned_to_one_version() -> None:
     lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line]
     pins = {_normal(name): version for name, _, version in (line.partition("==") for line in lines)}
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    requirements = [
-        *project["dependencies"],
-        *(one for extra in project["optional-dependencies"].values() for one in extra),
-    ]
     assert len(pins) == len(lines)
-    assert [requirement for requirement in requirements if not pins.get(_normal(requirement))] == []
+    assert [requirement for requirement in _requirements() if not pins.get(_normal(requirement))] == []
+
+
+def test_everything_imported_is_a_declared_requirement() -> None:
+    declared = {_normal(requirement) for requirement in _requirements()}
+    ours = {Path(package).name for package in PACKAGES} | set(sys.stdlib_module_names)
+    providers = importlib.metadata.packages_distributions()
+    undeclared = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in _sources(*PACKAGES, "tests")
+        for name in _imports(path)
+        if name not in ours and not {_normal(provider) for provider in providers.get(name, ["?"])} & declared
+    }
+    assert undeclared == set()
+
+
+def _requirements() -> list[str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return [*project["dependencies"], *(one for extra in project["optional-dependencies"].values() for one in extra)]
+
+
+def _imports(path: Path) -> set[str]:
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level]
+    return {name.partition(".")[0] for name in names}
 
 
 def _normal(requirement: str) -> str:
