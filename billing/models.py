@@ -208,7 +208,7 @@ class Rollup(models.Model):
     cost_micros = models.BigIntegerField()
 
     class Meta:
-        ordering = ["-hour", "tenant", "priority_class", "model"]
+        ordering = ["-hour", "tenant_id", "priority_class", "model"]
         constraints = [
             models.UniqueConstraint(fields=["tenant", "priority_class", "model", "hour"], name="rollup_one_row"),
         ]

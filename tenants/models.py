@@ -63,7 +63,7 @@ class Project(models.Model):
     created_at = models.DateTimeField(default=now, editable=False)
 
     class Meta:
-        ordering = ["tenant", "name"]
+        ordering = ["tenant_id", "name"]
         constraints = [
             models.UniqueConstraint(fields=["tenant", "name"], name="project_name_once_per_tenant"),
             models.UniqueConstraint(fields=["tenant", "id"], name="project_reference"),  # target of composite keys
@@ -92,7 +92,7 @@ class ApiKey(models.Model):
     last_used_at = models.DateTimeField(null=True, blank=True, editable=False)
 
     class Meta:
-        ordering = ["tenant", "name"]
+        ordering = ["tenant_id", "name"]
         verbose_name = "API key"
         indexes = [models.Index(fields=["tenant", "created_at"], name="key_by_tenant")]
         constraints = [

@@ -1,0 +1,55 @@
+"""Hourly sums: equal to the ledger, whatever happens to them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+from billing import ledger, rollups, selectors
+from billing.models import Rollup
+from billing.rollups import CountedEnd
+
+
+def test_roll_ups_are_apart_by_tenant_class_and_model(world: Any) -> None:
+    for number, change in enumerate(
+        [{}, {"tenant_id": world.bulk}, {"priority_class": "batch"}, {"model": "another"}, {}]
+    ):
+        ledger.apply([world.reserve(number, **change), world.usage(number, **change)])
+    assert sorted(Rollup.objects.values_list("num_requests", flat=True)) == [1, 1, 1, 2]
+
+
+def test_roll_ups_are_apart_by_hour(world: Any) -> None:
+    end = CountedEnd(
+        tenant_id=world.aurora,
+        priority_class="default",
+        model="m",
+        created_at=datetime(2026, 11, 29, 10, 59, 59, 999_999, tzinfo=UTC),
+        prompt_tokens=1,
+        cached_tokens=0,
+        output_tokens=2,
+        cost_micros=3,
+    )
+    rollups.add([end, replace(end, created_at=datetime(2026, 11, 29, 11, 0, tzinfo=UTC))])
+    hours = Rollup.objects.order_by("hour").values_list("hour", flat=True)
+    assert [hour.hour for hour in hours] == [10, 11]
+
+
+def test_nothing_to_add_adds_nothing(world: Any) -> None:
+    rollups.add([])
+    assert not Rollup.objects.exists()
+
+
+def test_a_wrong_row_is_found_and_rebuilding_mends_it(world: Any) -> None:
+    ledger.apply([world.reserve(1), world.usage(1), world.reserve(2), world.usage(2)])
+    Rollup.objects.update(output_tokens=7)
+    assert rollups.num_wrong_rows() > 0
+    rollups.rebuild()
+    assert rollups.num_wrong_rows() == 0
+    assert selectors.rollup_sums() == selectors.ledger_sums()
+
+
+def test_a_release_that_no_worker_counted_is_in_no_roll_up(world: Any) -> None:
+    ledger.apply([world.reserve(1), world.release(1)])
+    assert not Rollup.objects.exists()
+    assert selectors.ledger_sums().num_requests == 0
