@@ -101,12 +101,13 @@ child = subprocess.Popen([sys.executable, "-c", {DEAF!r}])
 print(child.pid, flush=True)
 child.wait()
 """
+    before = _our_children()
     stage.supervisor.start([_python("one", grandchild), _python("two", DEAF, stop_timeout_s=0.2)])
     stage.tick_until(lambda: _said(stage).count("deaf") == 2)
     numbers = [line.split("| ")[1] for line in _said(stage).splitlines() if line.split("| ")[1].isdigit()]
     stage.supervisor.stop([["one", "two"]])
     stage.tick_until(lambda: not psutil.pid_exists(int(numbers[0])))
-    assert _our_children() == []
+    assert _our_children() == before
 
 
 def test_stages_stop_in_the_order_given(stage: Stage) -> None:
