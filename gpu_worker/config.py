@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpu_worker.simulated import DEVICES, DeviceProfile
-from scheduler_engine.policy import ClassPolicy, PolicyError, PolicySnapshot, snapshot_from_dict
+from scheduler_engine.errors import PolicyError
+from scheduler_engine.policy import ClassPolicy, PolicySnapshot, snapshot_from_dict
 
 MIB = 1_048_576
 REDIS_URL = os.environ.get("REDIS_URL", "redis://127.0.0.1:6379/0")  # not on the command line: it may hold a password
@@ -39,9 +40,7 @@ def parse(arguments: Sequence[str] | None = None) -> WorkerConfig:
     """From ``sys.argv`` when none are given. Ends the process with a usage line when an argument is wrong."""
     parser = argparse.ArgumentParser(prog="python -m gpu_worker", description="Drives one device for the platform.")
     parser.add_argument("--executor", choices=("model", "simulated"), default="model")
-    parser.add_argument(
-        "--redis", default=os.environ.get("REDIS_URL", REDIS_HERE), metavar="URL", help="else REDIS_URL"
-    )
+    parser.add_argument("--redis", default=REDIS_URL, metavar="URL", help="where REDIS_URL does not say it")
     parser.add_argument("--worker-id", default="worker-1")
     parser.add_argument("--model", type=Path, metavar="PATH", help="GGUF file or Hugging Face folder")
     parser.add_argument("--kv-mib", type=positive, metavar="N", help="KV memory on the device")

@@ -123,8 +123,12 @@ class WorkerLoop:
         """Gateways that own responses here, and how many."""
         return self._book.gateways()
 
+    def check_totals(self) -> None:
+        """The part of the books that costs nothing, for every step. Raises BrokenBooks."""
+        self._scheduler.check_totals()
+
     def check_books(self) -> None:
-        """Raises BrokenBooks."""
+        """All of them. Raises BrokenBooks."""
         self._scheduler.check_books()
 
     def snapshot(self) -> LoadSnapshot:

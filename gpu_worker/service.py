@@ -188,8 +188,10 @@ class WorkerService:
             session = self._open()
             if session is None:
                 return
-            self._serve(session)
-            session.finish()
+            try:
+                self._serve(session)
+            finally:
+                session.finish()
             if session.is_fenced:
                 say("this epoch was declared dead; starting again under a new one")
         self._bus.close()

@@ -87,6 +87,7 @@ class Simulation:
                 self._skip_to_next(turn)
             else:
                 step_us[self._clock.now_us() - started_us] += 1
+            self._loop.check_totals()
             num_turns += 1
             if num_turns % FULL_CHECK_STEPS == 0:
                 self._loop.check_books()

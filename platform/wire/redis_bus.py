@@ -20,7 +20,8 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError
 from redis.retry import Retry
 
-from scheduler_engine.policy import PolicyError, PolicySnapshot, snapshot_from_dict
+from scheduler_engine.errors import PolicyError
+from scheduler_engine.policy import PolicySnapshot, snapshot_from_dict
 from wire import codec
 from wire.bus import BadEntry, BusError, BusFull, Fenced, StepOutput, UsageEntry
 from wire.messages import LoadSnapshot, PolicyChanged, Released, ToGateway, ToLedger, ToWorker
@@ -291,19 +292,19 @@ class RedisGatewayBus:
             if not names:
                 return []
             bodies = await self._client.mget([self._keys.load(name.decode()) for name in names])
-        decoded = [codec.decode_load(body) for body in bodies if body is not None]
+        decoded = [codec.decode_load(body) for body in cast(list[bytes | None], bodies) if body is not None]
         return [load for load in decoded if load is not None]
 
     async def output(self, response_id: str) -> Sequence[Sequence[int]] | None:
         with _bus_errors():
             body = await self._client.get(self._keys.output(response_id))
-        return None if body is None else codec.decode_output(body)
+        return None if body is None else codec.decode_output(cast(bytes, body))
 
     async def append_usage(self, message: ToLedger) -> None:
         names = [self._keys.usage]
         if isinstance(message, Released):
             names.append(self._keys.response(message.response_id))
-        arguments = [self._max_stream_length, codec.encode([message]), message.response_id]
+        arguments: list[int | bytes | str] = [self._max_stream_length, codec.encode([message]), message.response_id]
         with _bus_errors():
             answer = await self._append_usage(keys=names, args=arguments)
         if answer == -2:

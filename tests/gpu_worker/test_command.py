@@ -1,0 +1,226 @@
+"""``python -m gpu_worker`` and ``python -m gpu_worker.simulate`` as an operator meets them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+
+from gpu_worker import simulate
+from gpu_worker.__main__ import main
+from gpu_worker.config import ConfigError, parse, sized, starting_policy
+from gpu_worker.simulated import DEVICES
+from gpu_worker.stories import STORIES, Arrival, flood
+from scheduler_engine.policy import PolicySnapshot, PriorityClass, cpu_classes, gpu_classes, snapshot_to_dict
+from wire.messages import Finished, Tokens
+from wire.redis_bus import RedisGatewayBus
+
+LIMIT_S = 30.0
+
+
+class WorkerProcess:
+    """A worker in a process of its own. Always: its lines are read as they come, so that it never blocks on a pipe."""
+
+    def __init__(self, url: str, root: Path, worker_id: str = "") -> None:
+        self.worker_id = worker_id or f"w-{uuid.uuid4().hex}"
+        command = [sys.executable, "-m", "gpu_worker", "--executor=simulated", "--device-profile=toy"]
+        environment = {**os.environ, "REDIS_URL": url, "PYTHONPATH": f"{root}{os.pathsep}{root / 'platform'}"}
+        self.process = subprocess.Popen(
+            [*command, f"--worker-id={self.worker_id}"], stderr=subprocess.PIPE, text=True, env=environment, cwd=root
+        )
+        self.lines: list[str] = []
+        self._changed = threading.Condition()
+        assert self.process.stderr is not None
+        self._reader = threading.Thread(target=self._read, args=(self.process.stderr,))
+        self._reader.start()
+
+    def _read(self, stream: IO[str]) -> None:
+        for line in stream:
+            with self._changed:
+                self.lines.append(line)
+                self._changed.notify_all()
+
+    def wait_for(self, words: str) -> str:
+        """The first line that holds them."""
+
+        def found() -> str | None:
+            return next((line for line in self.lines if words in line), None)
+
+        with self._changed:
+            assert self._changed.wait_for(lambda: found() is not None, LIMIT_S), self.lines
+            return found() or ""
+
+    def end(self, number: signal.Signals) -> int:
+        self.process.send_signal(number)
+        status = self.process.wait(LIMIT_S)
+        self._reader.join()
+        if self.process.stderr is not None:
+            self.process.stderr.close()
+        return status
+
+
+@pytest.fixture
+async def gateway(valkey_url: str) -> AsyncIterator[RedisGatewayBus]:
+    bus = RedisGatewayBus(valkey_url, f"g-{uuid.uuid4().hex}")
+    await bus.open()
+    yield bus
+    await bus.close()
+
+
+async def ask(gateway: RedisGatewayBus, worker: WorkerProcess, submit: Any) -> tuple[list[int], Finished]:
+    """Send and listen to the end: (token ids, end)."""
+    await gateway.send(worker.worker_id, submit)
+    token_ids: list[int] = []
+    for _ in range(200):
+        for message in await gateway.receive(1.0):
+            if isinstance(message, Tokens):
+                token_ids.extend(message.token_ids[0])
+            if isinstance(message, Finished):
+                return token_ids, message
+    raise AssertionError("the response did not end")
+
+
+async def test_a_worker_serves_over_redis_and_leaves_with_0_on_sigterm(
+    valkey_url: str, project_root: Path, gateway: RedisGatewayBus, small_worker: Any
+) -> None:
+    worker = WorkerProcess(valkey_url, project_root)
+    assert "256 KV blocks" in worker.wait_for("ready")
+    submit = small_worker.submit(uuid.uuid4().hex, gateway_id=gateway.gateway_id, max_tokens=25)
+    token_ids, end = await ask(gateway, worker, submit)
+    assert (len(token_ids), end.output_tokens) == (25, 25)
+    assert [load.model for load in await gateway.loads() if load.worker_id == worker.worker_id] == ["simulated"]
+    assert await gateway.output(submit.response_id) == [token_ids]
+    worker.process.send_signal(signal.SIGUSR1)
+    worker.wait_for("books: balanced")
+    assert worker.end(signal.SIGTERM) == 0
+
+
+async def test_a_worker_that_was_killed_comes_back_under_a_later_epoch_and_without_the_dead_ones_work(
+    valkey_url: str, project_root: Path, gateway: RedisGatewayBus, small_worker: Any
+) -> None:
+    first = WorkerProcess(valkey_url, project_root)
+    old_epoch = int(first.wait_for("ready").rsplit(" ", 1)[1])
+    assert first.end(signal.SIGKILL) == -signal.SIGKILL
+    for_the_dead = small_worker.submit(uuid.uuid4().hex, gateway_id=gateway.gateway_id)
+    await gateway.send(first.worker_id, for_the_dead)
+    second = WorkerProcess(valkey_url, project_root, first.worker_id)
+    assert int(second.wait_for("ready").rsplit(" ", 1)[1]) > old_epoch
+    _, end = await ask(
+        gateway, second, small_worker.submit(uuid.uuid4().hex, gateway_id=gateway.gateway_id, max_tokens=3)
+    )
+    assert end.response_id != for_the_dead.response_id
+    assert await gateway.output(for_the_dead.response_id) is None
+    assert second.end(signal.SIGTERM) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--executor=model"], "--executor model needs --model PATH"),
+        (["--executor=model", "--model=/nowhere.gguf"], "nowhere.gguf"),
+        (["--executor=simulated", "--policy=/nowhere.json"], "--policy /nowhere.json: No such file"),
+    ],
+)
+def test_a_worker_that_cannot_start_says_why_in_one_line(
+    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert sentence in lines[0]
+
+
+@pytest.mark.parametrize("argument", ["--kv-mib=0", "--slots=-3", "--kv-mib=many", "--device-profile=abacus"])
+def test_a_wrong_argument_is_refused_by_name(argument: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse([argument])
+    assert argument.partition("=")[0] in capsys.readouterr().err
+
+
+def test_pools_and_slots_can_be_sized_on_the_command_line() -> None:
+    config = parse(["--executor=simulated", "--device-profile=toy", "--kv-mib=2", "--host-kv-mib=1", "--slots=3"])
+    device = sized(config.device, config)
+    assert (device.shape.num_blocks, device.shape.num_host_blocks, device.num_slots) == (32, 16, 3)
+
+
+def test_a_policy_file_may_hold_the_published_document_or_the_bare_policy(tmp_path: Path) -> None:
+    policy = PolicySnapshot(version=8, classes=cpu_classes())
+    bare, published = tmp_path / "bare.json", tmp_path / "published.json"
+    bare.write_text(json.dumps(snapshot_to_dict(policy)))
+    published.write_text(json.dumps({"version": 8, "policy": snapshot_to_dict(policy), "prices": []}))
+    assert starting_policy(bare, gpu_classes()) == starting_policy(published, gpu_classes()) == policy
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"classes": 3}', "not json"])
+def test_a_policy_file_that_cannot_be_is_refused_with_its_name(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "policy.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"policy\.json"):
+        starting_policy(path, gpu_classes())
+
+
+def small_flood(seed: int) -> list[Arrival]:
+    """The first 200 long prompts and a minute of chats."""
+    arrivals = flood(seed)
+    bulk = [arrival for arrival in arrivals if arrival.submit.tenant_id == "bulk"][:200]
+    chats = [arrival for arrival in arrivals if 0 < arrival.at_us < 60_000_000]
+    return sorted(bulk + chats, key=lambda arrival: arrival.at_us)
+
+
+def test_chats_are_answered_at_once_in_a_flood_and_nothing_is_computed_twice() -> None:
+    arrivals = small_flood(1)
+    outcome = simulate.Simulation(DEVICES["h200-8b"], arrivals).run()
+    result = simulate.report(outcome, story="flood", device="h200-8b", seed=1)
+    assert result["classes"]["interactive"]["ttft_ms"]["p99"] < 500
+    assert result["recomputed_tokens"] == 0
+    ended = sum(row["completed"] + row["shed"] for row in result["classes"].values())
+    assert ended == len(arrivals) == len(outcome.usages)
+    assert result["classes"]["batch"]["completed"] == 200
+
+
+def test_a_simulation_repeats_to_the_token_for_the_same_seed() -> None:
+    first, second = (simulate.Simulation(DEVICES["h200-8b"], small_flood(3)).run() for _ in range(2))
+    assert first.observer.classes == second.observer.classes
+    assert first.virtual_us == second.virtual_us
+
+
+def test_gpu_time_charged_to_tenants_is_the_time_the_device_was_busy() -> None:
+    simulation = simulate.Simulation(DEVICES["toy"], small_flood(1)[190:260])
+    outcome = simulation.run()
+    busy_us = sum(duration_us * count for duration_us, count in outcome.step_us.items())
+    assert sum(usage.counters.gpu_us for usage in outcome.usages) == busy_us
+    assert simulation.scheduler.load(0).busy_us == busy_us
+
+
+def test_the_simulator_prints_a_table_and_ends_with_one_json_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(STORIES, "flood", small_flood)
+    assert simulate.main(["--story", "flood", "--seed", "2", "--json"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("interactive") for line in lines)
+    result = json.loads(lines[-1])
+    assert result["books_balanced"]
+    assert set(result["classes"]["batch"]["ttft_ms"]) == {"p50", "p95", "p99", "max"}
+    assert set(result["tenants"]) == {"aurora", "bulk", "nova"}
+
+
+def test_an_unknown_story_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        simulate.main(["--story", "fairy-tale"])
+    assert "fairy-tale" in capsys.readouterr().err
+
+
+def test_classes_without_requests_are_not_reported() -> None:
+    outcome = simulate.Simulation(DEVICES["toy"], []).run()
+    assert simulate.report(outcome, story="none", device="toy", seed=0)["classes"] == {}
+    assert outcome.observer.classes[PriorityClass.BATCH].requests == 0
