@@ -34,9 +34,10 @@ class StoryShape:
     num_chats: int = 5
     batch_prompt_tokens: int = 256
     batch_output_tokens: int = 64
-    num_batch: int = 64
-    num_batch_alone: int = 40
-    chat_gap_s: float = 2.0
+    num_batch: int = 96
+    num_batch_alone: int = 48
+    chat_gap_s: float = 1.0
+    fill_limit_s: float = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,18 +148,13 @@ class Story:
         return ttft_ms
 
     async def _until_pool_is_full(self, flood: asyncio.Task[tuple[int, float]]) -> None:
-        """Full: the next batch request is waiting and no more of them have been let in for a second."""
-        running, since = -1, time.monotonic()
-        while not flood.done():
-            loads = await self._client.loads()
-            batch = [c for load in loads for c in load.classes if c.priority_class is PriorityClass.BATCH]
-            now_running = sum(c.num_running + c.num_suspended for c in batch)
-            if now_running != running:
-                running, since = now_running, time.monotonic()
-            elif running and sum(c.num_waiting for c in batch) and time.monotonic() - since > 1.0:
-                self._client.say(f"the pool is full: {await self._board()}")
-                return
+        """Chats start once it is full, or after ``fill_limit_s`` (the figures tell how full it was)."""
+        started = time.monotonic()
+        while not flood.done() and time.monotonic() - started < self._shape.fill_limit_s:
+            if any(_is_full(load) for load in await self._client.loads()):
+                break
             await asyncio.sleep(0.1)
+        self._client.say(f"the pool after {time.monotonic() - started:.0f} s of flood: {await self._board()}")
 
     async def _flood(self, number: int) -> tuple[int, float]:
         """Completed requests and output tokens per second, from the first submit to the last end."""
@@ -263,6 +259,13 @@ def make_prompt(chance: random.Random, tokens: int, count: Callable[[str], int])
             raise StoryError(f"no prompt of exactly {tokens} tokens could be made")
         text += piece
     return text
+
+
+def _is_full(load: LoadSnapshot) -> bool:
+    """Nine in ten blocks are taken (the class cap leaves the rest to higher classes), or somebody had to give way."""
+    batch = [c for c in load.classes if c.priority_class is PriorityClass.BATCH]
+    waiting, paused = sum(c.num_waiting for c in batch), sum(c.num_suspended for c in batch)
+    return paused > 0 or (waiting > 0 and load.num_free_blocks * 10 <= load.num_blocks)
 
 
 def calibrate_us() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -40,11 +41,12 @@ class Command(BaseCommand):
         parser.add_argument("--model", type=Path, help="GGUF file or model folder (the demo model)")
         parser.add_argument("--executor", choices=("model", "simulated"), default="model", help="what computes tokens")
         parser.add_argument("--kv-mib", type=int, default=512, help="KV memory; the flood shall fill it (512)")
-        parser.add_argument("--batch", type=int, default=64, help="requests of the flood (64)")
+        parser.add_argument("--batch", type=int, default=96, help="requests of the flood (96)")
         parser.add_argument("--batch-alone", type=int, default=48, help="requests of the flood without chats (48)")
 
     def handle(self, *args: Any, **options: Any) -> None:
         signal.signal(signal.SIGTERM, _interrupt)
+        logging.getLogger("httpx2").setLevel(logging.WARNING)  # a line per request would bury the story
         platform = _Platform(options, self.stderr)
         try:
             platform.start()
