@@ -49,7 +49,7 @@ class Price(models.Model):
     micros_per_million = models.BigIntegerField()
 
     class Meta:
-        ordering = ["price_version", "model", "priority_class", "token_kind"]
+        ordering = ["price_version_id", "model", "priority_class", "token_kind"]
         constraints = [
             models.UniqueConstraint(
                 fields=["price_version", "model", "priority_class", "token_kind"], name="price_once_per_version"

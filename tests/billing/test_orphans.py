@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 from django.utils import timezone
-from gateway.gate import Record
-from gateway.orphans import OrphanSweep
-from wire.messages import Released
 
 from billing import ledger
 from billing.models import UsageRequest
+from gateway.gate import Record
+from gateway.orphans import OrphanSweep
+from wire.messages import Released
 
 
 class FakeGate:

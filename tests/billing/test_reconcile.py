@@ -16,20 +16,20 @@ from typing import Any
 import pytest
 import redis
 from django.core.management import CommandError, call_command
-from gateway.gate import Gate
-from gateway.reconciliation import look
-from gateway.settler import Settler
-from wire import codec
-from wire.bus import StepOutput
-from wire.messages import EngineCounters, LoadSnapshot, Released, Reserved, Usage
-from wire.redis_bus import RedisUsageReader, RedisWorkerBus
-from wire.redis_keys import Keys
 
 from billing import engine_counts, selectors
 from billing.engine_counts import EngineTotals
 from billing.models import LedgerEntry, Rollup, UsageRequest
 from billing.pricing import FREE, Terminal, TokenCounts, TokenPrices, charge_micros
+from gateway.gate import Gate
+from gateway.reconciliation import look
+from gateway.settler import Settler
 from scheduler_engine.policy import PriorityClass
+from wire import codec
+from wire.bus import StepOutput
+from wire.messages import EngineCounters, LoadSnapshot, Released, Reserved, Usage
+from wire.redis_bus import RedisUsageReader, RedisWorkerBus
+from wire.redis_keys import Keys
 
 KEYS = Keys("books-test:")
 TENANT = str(uuid.uuid5(uuid.NAMESPACE_DNS, "aurora"))
@@ -152,9 +152,7 @@ def test_after_a_drain_all_four_sides_agree(floor: Floor, settle: Callable[[], N
     assert found.gate.settled_micros == found.ledger_money.settled_micros > 0
 
 
-def test_the_bus_and_the_books_charge_the_same_to_the_last_micro_unit(
-    floor: Floor, settle: Callable[[], None]
-) -> None:
+def test_the_bus_and_the_books_charge_the_same_to_the_last_micro_unit(floor: Floor, settle: Callable[[], None]) -> None:
     rng = random.Random(2)
     expected = {}
     for number in range(200):
@@ -270,4 +268,3 @@ def test_the_settler_process_books_what_comes_and_ends_cleanly_on_sigterm(
         floor.worker.close()
         floor.client.close()
     assert LedgerEntry.objects.count() == 40
-

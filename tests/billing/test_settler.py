@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from django.db import OperationalError
-from gateway import settler
-from gateway.settler import Duty, Settler, UnreadableUsage, ledger_message
-from wire.bus import BadEntry, BusError, UsageEntry
-from wire.messages import EngineCounters, Released, Reserved, Usage
 
 from billing import ledger, selectors
 from billing.messages import Counters, Release, Reservation, Settlement
 from billing.models import LedgerAlert, LedgerEntry, UsageRequest
 from billing.pricing import Terminal, TokenCounts
+from gateway import settler
+from gateway.settler import Duty, Settler, UnreadableUsage, ledger_message
 from scheduler_engine.policy import PriorityClass
+from wire.bus import BadEntry, BusError, UsageEntry
+from wire.messages import EngineCounters, Released, Reserved, Usage
 
 IDS = {"tenant_id": str(uuid.UUID(int=3)), "project_id": str(uuid.UUID(int=4)), "key_id": str(uuid.UUID(int=5))}
 SAME = {**IDS, "priority_class": PriorityClass.DEFAULT, "model": "m", "policy_version": 0, "price_version": 0}
@@ -144,9 +144,7 @@ def test_an_entry_of_garbage_is_an_alert_and_is_not_read_for_ever(db: None) -> N
     assert stream.entries == []
 
 
-def test_nothing_is_acknowledged_when_the_books_could_not_be_written(
-    db: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_acknowledged_when_the_books_could_not_be_written(db: None, monkeypatch: pytest.MonkeyPatch) -> None:
     def down(messages: object) -> ledger.Applied:
         raise OperationalError("the database is shutting down")
 
@@ -203,8 +201,8 @@ def test_duties_are_done_on_time_and_only_while_the_stream_is_empty(db: None) ->
 
 
 @pytest.fixture
-def long_stream() -> Iterator[Stream]:
-    yield Stream([message for number in range(1, 800) for message in (reserved(number), usage(number))])
+def long_stream() -> Stream:
+    return Stream([message for number in range(1, 800) for message in (reserved(number), usage(number))])
 
 
 def test_a_long_backlog_is_booked_in_batches_of_at_most_five_hundred(db: None, long_stream: Stream) -> None:

@@ -83,7 +83,7 @@ class Command(BaseCommand):
         parser.add_argument("--profile", choices=["cpu", "gpu"], default="cpu", help="class parameters at first seed")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        known = {} if options["reissue"] else _known(options["known"])
+        known: dict[str, str] = {} if options["reissue"] else _known(options["known"])
         renew = options["reissue"] or options["known"] is not None
         with transaction.atomic():
             if selectors.current_policy() is None:
@@ -91,22 +91,21 @@ class Command(BaseCommand):
                 services.save_classes(actor=ACTOR, policies=list(classes))
             _price(options["model"] or [MODEL])
             projects = {demo.slug: _project(demo) for demo in TENANTS}
-            keys = {slug: _key(project, known.get("keys", {}).get(slug), renew) for slug, project in projects.items()}
-            password = _admin_password(known.get("admin", {}).get("password"), renew)
+            keys = {slug: _key(project, known.get(slug), renew) for slug, project in projects.items()}
+            password = _admin_password(known.get(ADMIN), renew)
         services.publish_policy()
         found = {"keys": keys, "admin": {"username": ADMIN, "password": password}}
         self.stdout.write(json.dumps(found) if options["json"] else _table(keys, password))
 
 
-def _known(path: Path | None) -> dict[str, Any]:
-    """What the file says; nothing where it is missing or broken, since keys can always be made anew."""
-    if path is None or not path.exists():
-        return {}
+def _known(path: Path | None) -> dict[str, str]:
+    """Secrets by owner. Nothing where the file is missing or none of ours: keys can always be made anew."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
+        found = json.loads(path.read_text(encoding="utf-8")) if path is not None and path.exists() else {}
+        secrets_by_owner = {**found["keys"], ADMIN: found["admin"]["password"]} if found else {}
+    except (ValueError, TypeError, KeyError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return {owner: secret for owner, secret in secrets_by_owner.items() if isinstance(secret, str)}
 
 
 def _price(models: list[str]) -> None:

@@ -1,0 +1,191 @@
+"""The operator's forms: tenants, keys, class parameters and the quota matrix. Every change goes through a service."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django import forms
+from django.conf import settings
+from django.contrib import admin, messages
+from django.contrib.auth.base_user import AbstractBaseUser
+from django.core.exceptions import ValidationError
+from django.db.models import Field, QuerySet
+from django.http import HttpRequest
+
+from scheduler_engine.policy import PriorityClass as ClassName
+from tenants import selectors, services
+from tenants.models import ApiKey, PolicyVersion, PriorityClass, Project, QuotaPolicy, Tenant
+
+
+def actor_of(request: HttpRequest) -> str:
+    assert isinstance(request.user, AbstractBaseUser)  # the admin lets in nobody else
+    return request.user.get_username()
+
+
+class KeepRows(admin.ModelAdmin):  # type: ignore[type-arg]
+    """Rows that a ledger or an audit refers to: nobody deletes them."""
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+
+class ReadOnly(KeepRows):
+    """Shown, never edited."""
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+
+@admin.register(Tenant)
+class TenantAdmin(KeepRows):
+    list_display = ["name", "slug", "timezone", "is_active", "created_at"]
+    search_fields = ["name", "slug"]
+    fields = ["slug", "name", "timezone", "is_active"]
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Tenant | None = None) -> list[str]:
+        return ["slug"] if obj else ["is_active"]
+
+    def save_model(self, request: HttpRequest, obj: Tenant, form: forms.ModelForm[Tenant], change: bool) -> None:
+        actor = actor_of(request)
+        if change:
+            services.update_tenant(
+                actor=actor, tenant_id=obj.pk, name=obj.name, timezone=obj.timezone, is_active=obj.is_active
+            )
+        else:
+            made = services.create_tenant(actor=actor, slug=obj.slug, name=obj.name, timezone=obj.timezone)
+            obj.pk = made.pk
+
+
+@admin.register(Project)
+class ProjectAdmin(KeepRows):
+    list_display = ["name", "tenant", "default_class", "created_at"]
+    list_filter = ["tenant", "default_class"]
+    list_select_related = ["tenant"]
+    fields = ["tenant", "name", "default_class"]
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Project | None = None) -> list[str]:
+        return ["tenant"] if obj else []
+
+    def save_model(self, request: HttpRequest, obj: Project, form: forms.ModelForm[Project], change: bool) -> None:
+        actor, default_class = actor_of(request), ClassName.from_label(obj.default_class)
+        if change:
+            services.update_project(actor=actor, project_id=obj.pk, name=obj.name, default_class=default_class)
+        else:
+            made = services.create_project(actor=actor, tenant=obj.tenant, name=obj.name, default_class=default_class)
+            obj.pk = made.pk
+
+
+class NewKeyForm(forms.ModelForm):  # type: ignore[type-arg]
+    """A key belongs to a project; its tenant is the project's."""
+
+    class Meta:
+        model = ApiKey
+        fields = ["project", "name", "expires_at"]
+
+
+@admin.register(ApiKey)
+class ApiKeyAdmin(KeepRows):
+    list_display = ["name", "tenant", "project", "shown_as", "created_at", "expires_at", "revoked_at", "last_used_at"]
+    list_filter = ["tenant", ("revoked_at", admin.EmptyFieldListFilter)]
+    list_select_related = ["tenant", "project"]
+    actions = ["revoke"]
+    form = NewKeyForm
+
+    @admin.display(description="key")
+    def shown_as(self, key: ApiKey) -> str:
+        return f"sk_…_{key.public_id}_…{key.last4}"
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return obj is None and super().has_change_permission(request)  # the list and its action, no edit page
+
+    def save_model(self, request: HttpRequest, obj: ApiKey, form: forms.ModelForm[ApiKey], change: bool) -> None:
+        issued = services.issue_key(
+            actor=actor_of(request),
+            project=obj.project,
+            name=obj.name,
+            env=settings.RUBATO_KEY_ENVIRONMENT,
+            expires_at=obj.expires_at,
+        )
+        obj.pk = issued.key.pk
+        self.message_user(request, f"Copy this key now, it is never shown again: {issued.text}", messages.WARNING)
+
+    @admin.action(description="Revoke the selected keys", permissions=["change"])
+    def revoke(self, request: HttpRequest, keys: QuerySet[ApiKey]) -> None:
+        revoked = sum(services.revoke_key(actor=actor_of(request), key_id=key.pk) for key in keys)
+        self.message_user(request, f"{revoked} keys revoked; they open nothing from now on.", messages.SUCCESS)
+
+
+class PriorityClassForm(forms.ModelForm):  # type: ignore[type-arg]
+    """Checks what spans the three classes before anything is saved."""
+
+    class Meta:
+        model = PriorityClass
+        exclude = ["label"]
+
+    def clean(self) -> dict[str, Any]:
+        cleaned = super().clean() or {}
+        floor = cleaned.get("floor_percent")
+        others = PriorityClass.objects.exclude(pk=self.instance.pk).values_list("floor_percent", flat=True)
+        if floor is not None and floor + sum(others) > services.MAX_FLOORS_PERCENT:
+            total = floor + sum(others)
+            raise ValidationError({"floor_percent": f"the floors of all classes together would be {total} %"})
+        return cleaned
+
+
+@admin.register(PriorityClass)
+class PriorityClassAdmin(KeepRows):
+    list_display = ["label", "ttft_target_ms", "tbt_target_ms", "max_queue_wait_ms", "floor_percent"]
+    form = PriorityClassForm
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def save_model(
+        self, request: HttpRequest, obj: PriorityClass, form: forms.ModelForm[PriorityClass], change: bool
+    ) -> None:
+        saved = services.save_class(actor=actor_of(request), policy=selectors.class_policy(obj))
+        self.message_user(request, f"Policy version {saved.version} is in force.", messages.SUCCESS)
+
+
+@admin.register(QuotaPolicy)
+class QuotaPolicyAdmin(KeepRows):
+    """The matrix tenant x class, edited in place. An empty field is no limit, 0 is nothing allowed."""
+
+    list_display = [
+        "tenant",
+        "priority_class",
+        "allowed",
+        "weight",
+        *("requests_per_minute", "tokens_per_minute", "concurrency", "money_micros", "money_window"),
+        *("max_tokens_cap", "hard_deadline_ms"),
+    ]
+    list_editable = list_display[2:]
+    list_display_links = ["tenant"]
+    list_filter = ["tenant", "priority_class", "allowed"]
+    list_select_related = ["tenant"]
+    readonly_fields = ["tenant", "priority_class"]
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False  # create_tenant makes the whole row of the matrix
+
+    def formfield_for_dbfield(
+        self, db_field: Field[Any, Any], request: HttpRequest | None, **kwargs: Any
+    ) -> forms.Field | None:
+        field = super().formfield_for_dbfield(db_field, request, **kwargs)
+        if field is not None and isinstance(field, forms.IntegerField):
+            field.widget.attrs.update(size=9, style="width: 9em")
+        return field
+
+    def save_model(
+        self, request: HttpRequest, obj: QuotaPolicy, form: forms.ModelForm[QuotaPolicy], change: bool
+    ) -> None:
+        saved = services.save_quota(actor=actor_of(request), policy=selectors.tenant_class_policy(obj))
+        self.message_user(request, f"Policy version {saved.version} is in force.", messages.SUCCESS)
+
+
+@admin.register(PolicyVersion)
+class PolicyVersionAdmin(ReadOnly):
+    list_display = ["version", "actor", "created_at"]

@@ -1,0 +1,122 @@
+"""Stranger sees nothing of the others: row-level security, tried from the outside."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import pytest
+from django.apps import apps
+from django.db import DatabaseError, connection, connections, transaction
+
+from tenants import services
+from tenants.isolation import IsolationError, tenant
+from tenants.models import ApiKey, Project, QuotaPolicy, Tenant
+
+OF_TENANTS = [Tenant, Project, ApiKey, QuotaPolicy]
+ROLES = {"default": "app_ops", "tenant": "app_rw", "owner": "app_owner"}
+
+
+@pytest.fixture
+def two_tenants(transactional_db: None) -> dict[str, uuid.UUID]:
+    """Committed, so that the other role's connection can see them."""
+    found = {}
+    for slug in ("aurora", "stranger"):
+        made = services.create_tenant(actor="tests", slug=slug, name=slug.title())
+        project = services.create_project(actor="tests", tenant=made, name="main")
+        services.issue_key(actor="tests", project=project, name="first", env="test")
+        found[slug] = made.id
+    return found
+
+
+def owners(model: Any) -> set[uuid.UUID]:
+    column = "id" if model is Tenant else "tenant_id"
+    return set(model.objects.using("tenant").order_by().values_list(column, flat=True))
+
+
+@pytest.mark.parametrize("model", OF_TENANTS)
+def test_stranger_sees_its_own_rows_and_no_other(two_tenants: dict[str, uuid.UUID], model: Any) -> None:
+    with tenant(two_tenants["stranger"]):
+        assert owners(model) == {two_tenants["stranger"]}
+
+
+@pytest.mark.parametrize("model", OF_TENANTS)
+def test_outside_of_a_tenant_nothing_is_seen(two_tenants: dict[str, uuid.UUID], model: Any) -> None:
+    assert owners(model) == set()
+
+
+def test_a_forgotten_filter_on_a_foreign_id_finds_nothing(two_tenants: dict[str, uuid.UUID]) -> None:
+    with tenant(two_tenants["stranger"]):
+        assert not Project.objects.using("tenant").filter(tenant_id=two_tenants["aurora"]).exists()
+
+
+def test_the_tenant_is_left_with_the_block_even_inside_a_longer_transaction(two_tenants: dict[str, uuid.UUID]) -> None:
+    with transaction.atomic("tenant"):
+        with tenant(two_tenants["aurora"]):
+            assert owners(Project) == {two_tenants["aurora"]}
+        assert owners(Project) == set()
+        with tenant(two_tenants["stranger"]):
+            assert owners(Project) == {two_tenants["stranger"]}
+
+
+def test_the_tenant_is_left_after_an_error_too(two_tenants: dict[str, uuid.UUID]) -> None:
+    with transaction.atomic("tenant"):
+        with pytest.raises(ZeroDivisionError), tenant(two_tenants["aurora"]):
+            raise ZeroDivisionError
+        assert owners(Project) == set()
+
+
+def test_nobody_stands_in_two_tenants_at_once(two_tenants: dict[str, uuid.UUID]) -> None:
+    with pytest.raises(IsolationError), tenant(two_tenants["aurora"]), tenant(two_tenants["stranger"]):
+        pass
+
+
+@pytest.mark.parametrize("table", ["tenants_policyversion", "billing_ledgeralert", "auth_user", "django_session"])
+def test_tables_of_the_house_are_closed_to_the_tenants_role(two_tenants: dict[str, uuid.UUID], table: str) -> None:
+    with pytest.raises(DatabaseError, match="permission denied"), tenant(two_tenants["stranger"]):
+        connections["tenant"].cursor().execute(f"SELECT * FROM {table}")
+
+
+def test_the_tenants_role_writes_nothing_at_all(two_tenants: dict[str, uuid.UUID]) -> None:
+    with pytest.raises(DatabaseError, match="permission denied"), tenant(two_tenants["stranger"]):
+        Tenant.objects.using("tenant").update(name="mine")
+
+
+def test_every_table_with_a_tenant_stands_behind_a_forced_policy(db: None) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT relname, relrowsecurity AND relforcerowsecurity,"
+            "       (SELECT count(*) FROM pg_policy WHERE polrelid = pg_class.oid)"
+            " FROM pg_class JOIN pg_attribute ON attrelid = pg_class.oid AND attname = 'tenant_id' AND NOT attisdropped"
+            " WHERE relkind IN ('r', 'p') AND relnamespace = 'public'::regnamespace"
+        )
+        found = {name: (forced, policies) for name, forced, policies in cursor.fetchall()}
+    with_tenant = {
+        model._meta.db_table
+        for model in apps.get_models()
+        if any(field.column == "tenant_id" for field in model._meta.concrete_fields)
+    }
+    assert set(found) == with_tenant
+    assert set(found.values()) == {(True, 2)}
+
+
+def test_the_tenants_role_reads_only_walled_tables_and_prices(db: None) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT relname FROM pg_class WHERE relkind IN ('r', 'p', 'v', 'm') AND NOT relrowsecurity"
+            " AND relnamespace = 'public'::regnamespace AND has_table_privilege('app_rw', oid, 'SELECT')"
+        )
+        assert {name for (name,) in cursor.fetchall()} == {"billing_price", "billing_priceversion"}
+
+
+def test_none_of_the_three_roles_is_above_the_walls(db: None) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT rolname, rolsuper, rolbypassrls FROM pg_roles WHERE rolname LIKE 'app\\_%%'", [])
+        assert sorted(cursor.fetchall()) == [(role, False, False) for role in sorted(ROLES.values())]
+
+
+@pytest.mark.parametrize(("alias", "role"), ROLES.items())
+def test_each_alias_is_its_own_role(db: None, alias: str, role: str) -> None:
+    with connections[alias].cursor() as cursor:
+        cursor.execute("SELECT current_user, session_user")
+        assert cursor.fetchone() == (role, role)
