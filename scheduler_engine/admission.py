@@ -107,7 +107,9 @@ def calibrated(state: EngineState, rank: int, wait_us: int, percent: int) -> int
 
 
 def spread(overshoot_us: int, salt: int) -> int:
-    """Retry-After: the overshoot, within 1 s and 30 s, spread over a quarter more so that the refused do not return together."""
+    """Retry-After: the overshoot, within 1 s and 30 s, spread over a quarter more so that the refused do not return
+    together.
+    """
     base_us = min(_RETRY_MAX_US, max(_RETRY_MIN_US, overshoot_us))
     return base_us + base_us * ((salt * 2_654_435_761 >> 8) % 256) // 1_024
 
@@ -119,7 +121,8 @@ def retry_after_us(state: EngineState, live: LiveRequest) -> int:
 
 
 def is_late(state: EngineState, live: LiveRequest, *, count: int, granted_ns: int) -> bool:
-    """The second shedding point, just before prefill: can the first token still come in time? Never for one that has run.
+    """The second shedding point, just before prefill: can the first token still come in time? Never for one that has
+    run.
 
     ``granted_ns``: predicted cost of the step so far; the step would take ``count`` tokens of this request on top.
     """

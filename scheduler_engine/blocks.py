@@ -12,7 +12,9 @@ from scheduler_engine.request import RequestId
 
 
 class BlockPool:
-    """Always: every block is free, fenced or owned, exactly one of them. (A cache of finished prefixes comes as a fourth.)"""
+    """Always: every block is free, fenced or owned, exactly one of them. (A cache of finished prefixes comes as a
+    fourth.)
+    """
 
     def __init__(self, name: str, num_blocks: int) -> None:
         self.name = name

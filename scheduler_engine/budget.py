@@ -18,7 +18,8 @@ _FLOOR_SHARE_DIVISOR = 4  # a class in debt gets up to a quarter of the step
 class HoldAllowance:
     """Device time that holding lower classes for a first token may cost: ``governor_off`` percent, over the window.
 
-    A held row loses nothing but its share of the step's fixed cost, which somebody pays once more. Always: 0 <= left <= cap.
+    A held row loses nothing but its share of the step's fixed cost, which somebody pays once more. Always: 0 <= left <=
+    cap.
     """
 
     def __init__(self) -> None:
@@ -38,10 +39,11 @@ class HoldAllowance:
 
 
 class StepBudget:
-    """One step's room, in nominal nanoseconds and tokens. Always: ``spent_ns`` is the predicted cost of all that was granted.
+    """One step's room, in nominal nanoseconds and tokens. Always: ``spent_ns`` is the predicted cost of all that was
+    granted.
 
-    Limits have an origin: the promise of a class binds its own prefills and everything of the classes below it, never its own
-    decodes. A class without promises above or beside it is bound by its token budget alone.
+    Limits have an origin: the promise of a class binds its own prefills and everything of the classes below it, never
+    its own decodes. A class without promises above or beside it is bound by its token budget alone.
     """
 
     def __init__(self, state: EngineState, *, first_token_hold_allowed: bool) -> None:
@@ -55,8 +57,9 @@ class StepBudget:
         self._debts = [state.floors.in_debt(rank, state.now_us) for rank in PriorityClass]
 
     def _limit_ns(self, rank: int) -> int:
-        """The longest step the promises of one class bear: its gap between tokens while it decodes, and its share of the
-        time to a first token while it was active in the last minute."""
+        """The longest step the promises of one class bear: its gap between tokens while it decodes, and its share of
+        the time to a first token while it was active in the last minute.
+        """
         state, policy = self._state, self._state.classes[rank]
         limit_us: int | None = None
         if policy.tbt_target_ms is not None and state.running.decoding[rank]:
@@ -89,8 +92,9 @@ class StepBudget:
         return room_ns
 
     def chunk(self, rank: int, *, start: int, rest: int) -> int:
-        """Tokens of a prefill at ``start`` that fit, 0 for none. A class that promises a first token, a class in debt and
-        a step that is empty so far get at least ``chunk_min``."""
+        """Tokens of a prefill at ``start`` that fit, 0 for none. A class that promises a first token, a class in debt
+        and a step that is empty so far get at least ``chunk_min``.
+        """
         policy = self._state.classes[rank]
         most = min(rest, policy.chunk_max, policy.token_budget_max - self.num_tokens)
         if most <= 0:
@@ -101,7 +105,7 @@ class StepBudget:
         fitting = min(most, max(0, room_ns - constants.kv_token_ns * (start + most)) // token_ns)
         least = min(most, policy.chunk_min)
         if fitting >= least:
-            return fitting
+            return most if most - fitting < least else fitting  # a small rest is not worth a step of its own
         if self._first_token_limit_ns != _UNLIMITED_NS and not self._debts[rank]:
             return 0
         is_owed = policy.ttft_target_ms is not None or self._debts[rank] or self.num_tokens == 0

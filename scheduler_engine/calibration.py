@@ -11,8 +11,8 @@ ONE = 1_024
 class WaitCalibration:
     """How much longer waits really are than predicted, per class: moving 0.5- and 0.9-quantiles of actual / predicted.
 
-    Each observation moves a quantile by a fixed share of itself, up or down in the proportion that balances at the quantile.
-    Always: 1/8 <= q50 <= q90 <= 8, in 1024ths.
+    Each observation moves a quantile by a fixed share of itself, up or down in the proportion that balances at the
+    quantile. Always: 1/8 <= q50 <= q90 <= 8, in 1024ths.
     """
 
     def __init__(self) -> None:

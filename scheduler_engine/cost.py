@@ -12,7 +12,8 @@ from dataclasses import dataclass
 class CostConstants:
     """Additive model of a device, all integers, nanoseconds unless said.
 
-    step = base + prefill_token * n + prefill_context * sum(n_i * context_i) + decode_row * rows + kv_token * tokens attended
+    step = base + prefill_token * n + prefill_context * sum(n_i * context_i) + decode_row * rows
+           + kv_token * tokens attended
     copy = copy_operation per block + bytes / copy_bytes_per_us   (design: docs/scheduling.md, cost model)
     """
 
@@ -61,8 +62,8 @@ _SCALE_MAX = _SCALE_ONE * 32
 class FittedCost:
     """The constants, times how much slower the device has been of late. Always: 1/32 <= scale <= 32.
 
-    One factor instead of one per constant: it follows a processor that changes its speed, cannot be led astray by steps that
-    all look alike, and the shares inside a step come from calibration.
+    One factor instead of one per constant: it follows a processor that changes its speed, cannot be led astray by steps
+    that all look alike, and the shares inside a step come from calibration.
     """
 
     def __init__(self, constants: CostConstants, bytes_per_block: int) -> None:
@@ -98,7 +99,9 @@ class FittedCost:
         return constants.prefill_token_ns * count + context + constants.kv_token_ns * (start + count)
 
     def request_ns(self, *, start: int, prefill: int, output: int) -> int:
-        """Nominal cost of a whole request from ``start``: its prefill, then ``output`` decode rows over a growing context."""
+        """Nominal cost of a whole request from ``start``: its prefill, then ``output`` decode rows over a growing
+        context.
+        """
         constants = self.constants
         middle = start + prefill + output // 2
         return self.prefill_ns(start, prefill) + output * (constants.decode_row_ns + constants.kv_token_ns * middle)

@@ -12,6 +12,7 @@ from scheduler_engine.events import Accepted, Finished, Preempted, Rejected
 from scheduler_engine.fairness import Account
 from scheduler_engine.live import LiveRequest
 from scheduler_engine.plan import BlockCopy
+from scheduler_engine.policy import PriorityClass
 from scheduler_engine.request import RequestId
 
 
@@ -41,7 +42,9 @@ class Draft:
     copy_charges: list[CopyCharge] = field(default_factory=list)
     host_blocks_after: list[int] = field(default_factory=list)  # read by this step's swap_in, free once it is done
     num_idle: int = 0  # decodes in a slot that get no row in this step
-    num_decodes: int = 0
+    holding: list[bool] = field(
+        default_factory=lambda: [False for _ in PriorityClass]
+    )  # classes with decodes held back
     first_token_by: LiveRequest | None = None  # most urgent prefill of a class that promises a first token
     first_token_hold: bool = False  # lower classes were held for it
     lowest_swapped_rank: int = -1  # least urgent class that was swapped out in this step

@@ -114,7 +114,9 @@ class TokenColumns:
 
 @dataclass(frozen=True, slots=True)
 class StepEvents:
-    """Everything that became true since the last ``apply_step``. Order: accepted, rejected, preempted, resumed, tokens, finished."""
+    """Everything that became true since the last ``apply_step``. Order: accepted, rejected, preempted, resumed, tokens,
+    finished.
+    """
 
     step: int
     accepted: tuple[Accepted, ...] = ()

@@ -97,7 +97,7 @@ class FairnessAccountant:
         return self._weights[rank]
 
     def enter(self, account: Account) -> None:
-        """One more live request. From idle, service is lifted to the least of those active: no credit for having slept."""
+        """One more live request. From idle, service is lifted to the least of those active: no credit for sleeping."""
         if account.num_live == 0:
             heap = self._active[account.priority_class]
             least = self._least_service(heap)
@@ -116,7 +116,9 @@ class FairnessAccountant:
 
     @staticmethod
     def _least_service(heap: list[tuple[int, int, Account]]) -> int | None:
-        """Top of a lazy heap: service only grows, so a stale top sinks and an idle one is dropped. O(log tenants) amortised."""
+        """Top of a lazy heap: service only grows, so a stale top sinks and an idle one is dropped. O(log tenants)
+        amortised.
+        """
         while heap:
             service, order, account = heap[0]
             if account.num_live == 0:

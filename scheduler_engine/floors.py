@@ -14,8 +14,9 @@ _PAUSE_AFTER_SHED_US = 2_000_000
 
 
 class Floors:
-    """Always: a debt grows by floor x busy time while its class has work, shrinks by what the class got, and stays within
-    plus or minus one window's floor. Kept in hundredths of a microsecond, so that percents are exact."""
+    """Always: a debt grows by floor x busy time while its class has work, shrinks by what the class got, and stays
+    within plus or minus one window's floor. Kept in hundredths of a microsecond, so that percents are exact.
+    """
 
     def __init__(self) -> None:
         self._debt = [0 for _ in PriorityClass]

@@ -32,7 +32,9 @@ Input = Arrival | Cancellation
 
 
 class Intake:
-    """Always: inputs take effect in the order they came, and each submitted request gets exactly one Accepted or Rejected."""
+    """Always: inputs take effect in the order they came, and each submitted request gets exactly one Accepted or
+    Rejected.
+    """
 
     def __init__(self, state: EngineState) -> None:
         self._state = state

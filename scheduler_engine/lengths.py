@@ -31,7 +31,8 @@ class LengthHistory:
         bisect.insort(self._sorted, num_output)
 
     def estimate(self, *, num_output: int, limit: int) -> int:
-        """Expected output tokens of one that already has ``num_output`` and may have ``limit``: the 0.8-quantile of those longer.
+        """Expected output tokens of one that already has ``num_output`` and may have ``limit``: the 0.8-quantile of
+        those longer.
 
         Without enough history the limit itself; one longer than all that were seen is expected to need a quarter more.
         """

@@ -16,7 +16,7 @@ NEVER_US = 1 << 62
 
 
 class State(enum.IntEnum):
-    """Where a request stands. PREFILL and DECODE hold a slot; all but WAITING, ON_HOST and DROPPED hold device blocks."""
+    """Where a request stands. PREFILL and DECODE hold a slot; those and HELD own device blocks."""
 
     WAITING = 0  # never started
     PREFILL = 1
@@ -29,7 +29,8 @@ class State(enum.IntEnum):
 
 class LiveRequest:
     """Always: ``computed <= total``, ``len(block_table) * block_size >= computed`` in PREFILL, DECODE and HELD, and the
-    order key ``(suspended first, deadline, arrival, sequence number)`` uses nothing that changes with time."""
+    order key ``(suspended first, deadline, arrival, sequence number)`` uses nothing that changes with time.
+    """
 
     __slots__ = (
         "account",

@@ -1,8 +1,9 @@
 """The most memory the running requests will need at once, if each ends where it is expected to.
 
-Knows token counts and expected ends on a clock that ticks once per step; refuses to know blocks and pools.
-A running request that has ``have`` tokens now and ``remaining`` to come has ``base + t`` tokens at clock t until it ends at
-``finish = clock + remaining``, with ``base = have - clock`` for its whole life: nothing has to be moved while it decodes.
+Knows token counts and expected ends on a clock that ticks once per step; refuses to know blocks and pools. A running
+request that has ``have`` tokens now and ``remaining`` to come has ``base + t`` tokens at clock t until it ends at
+``finish = clock + remaining``, with ``base = have - clock`` for its whole life: nothing has to be moved while it
+decodes.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from scheduler_engine.policy import PriorityClass
 
 
 class PeakBook:
-    """Always: holds exactly the requests that own device blocks and will decode on (running or held), each at its base."""
+    """Always: holds exactly the requests that own device blocks (running or held), each at its base."""
 
     def __init__(self, block_size: int) -> None:
         self.clock = 0

@@ -15,8 +15,8 @@ from scheduler_engine.request import RequestId
 class ScheduledRow(NamedTuple):
     """One request's share of a step: compute ``token_ids`` at positions ``[start, start + len(token_ids))``.
 
-    ``block_table[i]`` is the device block of positions ``[i * block_size, (i + 1) * block_size)``; it and ``output_ids``
-    (tokens sampled so far) are live views: read them during ``execute`` only, never change them.
+    ``block_table[i]`` is the device block of positions ``[i * block_size, (i + 1) * block_size)``; it and
+    ``output_ids`` (tokens sampled so far) are live views: read them during ``execute`` only, never change them.
     ``samples``: the row ends at the newest token, so exactly one new token is drawn from its last position.
     """
 
@@ -41,8 +41,9 @@ class BlockCopy(NamedTuple):
 class StepPlan:
     """A step. Order inside it: swap_out copies, swap_in copies, then one forward over ``rows``.
 
-    ``rows`` holds decodes and prefill chunks alike (one rule of progress). ``token_budget`` is what the step was allowed.
-    ``wake_at_us``: when the engine next has a timer to serve, for a loop that would otherwise sleep; None = only input wakes it.
+    ``rows`` holds decodes and prefill chunks alike (one rule of progress). ``token_budget`` is what the step was
+    allowed. ``wake_at_us``: when the engine next has a timer to serve, for a loop that would otherwise sleep; None =
+    only input wakes it.
     """
 
     step: int
@@ -68,11 +69,13 @@ class RowFailure(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What an executor did with a plan. ``sampled_token_ids`` is aligned with ``plan.rows``; -1 where a row did not sample or failed.
+    """What an executor did with a plan. ``sampled_token_ids`` is aligned with ``plan.rows``; -1 where a row did not
+    sample or failed.
 
     ``stopped`` names requests whose text met a stop string with this token (found in the worker, on bytes).
     ``completed_copies`` names requests whose swap_out copies have completed (only read when copies are not in order).
-    ``logprobs`` and ``margins`` (top logit less the second) are aligned with ``plan.rows`` or empty; opaque to the engine.
+    ``logprobs`` and ``margins`` (top logit less the second) are aligned with ``plan.rows`` or empty; opaque to the
+    engine.
     """
 
     step: int

@@ -90,12 +90,16 @@ class PolicySnapshot:
 
 def gpu_classes() -> tuple[ClassPolicy, ClassPolicy, ClassPolicy]:
     """Defaults for a GPU: 300 ms to the first interactive token, 50 ms between tokens."""
-    return _classes((300, 2_000), (50, 200), (10_000, 60_000), 1_000, 16, (2_048, 1_024, 64))
+    return _classes((300, 2_000), (50, 200), (10_000, 60_000), 1_000, 16, (2_048, 1_024, 64), 15)
 
 
 def cpu_classes() -> tuple[ClassPolicy, ClassPolicy, ClassPolicy]:
-    """Defaults for the small model on a CPU (profile ``cpu-smollm2``): steps are tens of times longer."""
-    return _classes((3_000, 10_000), (1_000, 2_000), (60_000, 300_000), 10_000, 8, (256, 128, 16))
+    """Defaults for the small model on a CPU (profile ``cpu-smollm2``): steps are tens of times longer.
+
+    A step is capped at the length of a chat's own prefill: who arrives in the middle of one then waits at most twice
+    that.
+    """
+    return _classes((3_000, 10_000), (1_000, 2_000), (60_000, 300_000), 10_000, 8, (256, 128, 16), 10)
 
 
 def _classes(
@@ -105,6 +109,7 @@ def _classes(
     gap_ms: int,
     quantum: int,
     tokens: tuple[int, int, int],
+    step_cap_percent: int,
 ) -> tuple[ClassPolicy, ClassPolicy, ClassPolicy]:
     def row(
         priority_class: PriorityClass,
@@ -129,7 +134,7 @@ def _classes(
             patience_ms=patience_ms,
             fairness_gap_ms=gap_ms,
             quantum_steps=quantum,
-            step_cap_percent=15,
+            step_cap_percent=step_cap_percent,
             token_budget_max=tokens[0],
             chunk_max=tokens[1],
             chunk_min=tokens[2],
@@ -147,7 +152,9 @@ def _classes(
 
 
 def snapshot_to_dict(snapshot: PolicySnapshot) -> dict[str, Any]:
-    """Plain data for JSON: class rows by label, tenant rows with their class as a label. Inverse of ``snapshot_from_dict``."""
+    """Plain data for JSON: class rows by label, tenant rows with their class as a label. Inverse of
+    ``snapshot_from_dict``.
+    """
     return {
         "version": snapshot.version,
         "classes": {
@@ -165,7 +172,9 @@ def snapshot_to_dict(snapshot: PolicySnapshot) -> dict[str, Any]:
 
 
 def snapshot_from_dict(document: object) -> PolicySnapshot:
-    """A policy from plain data. Raises PolicyError naming the field and what would be right; unknown fields are refused."""
+    """A policy from plain data. Raises PolicyError naming the field and what would be right; unknown fields are
+    refused.
+    """
     whole = _mapping(document, "policy")
     _known(whole, {"version", "classes", "tenants"}, "policy")
     version = _integer(whole.get("version"), "version", 0, None)

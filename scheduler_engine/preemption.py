@@ -39,8 +39,8 @@ def choose_victims(
 ) -> list[Victim] | None:
     """The fewest and cheapest of ``candidates`` that together cover ``need``, or None when they cannot.
 
-    One victim that covers all of it wins over several of the same class unless it costs more. O(candidates log candidates),
-    asked only when a head is blocked.
+    One victim that covers all of it wins over several of the same class unless it costs more. O(candidates log
+    candidates), asked only when a head is blocked.
     """
     host_free = state.host.num_free
     offers = [
@@ -151,7 +151,9 @@ def lower_classes(state: EngineState, rank: int) -> Iterator[LiveRequest]:
 
 
 def overserved_tenants(state: EngineState, head: LiveRequest) -> Iterator[LiveRequest]:
-    """Candidates of the head's own class: tenants that had more than the fairness gap B beyond the head's, past their quantum."""
+    """Candidates of the head's own class: tenants that had more than the fairness gap B beyond the head's, past their
+    quantum.
+    """
     policy = state.classes[head.rank]
     limit = head.account.service + state.service_gap(head.rank)
     for live in state.running.on_device(head.rank):

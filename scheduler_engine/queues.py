@@ -16,7 +16,9 @@ _MIN_TO_COMPACT = 64
 
 
 class TenantLine:
-    """Waiting requests of one (class, tenant). Always: entries whose ticket is not their request's are dead and skipped."""
+    """Waiting requests of one (class, tenant). Always: entries whose ticket is not their request's are dead and
+    skipped.
+    """
 
     __slots__ = ("_heap", "account", "is_parked", "num_waiting", "version", "waiting_us")
 
@@ -59,8 +61,9 @@ class TenantLine:
 
 
 class ClassQueue:
-    """All waiting and suspended requests of one class. Always: ``head`` is the oldest promise of the tenant with the least
-    weighted device time among those with a head."""
+    """All waiting and suspended requests of one class. Always: ``head`` is the oldest promise of the tenant with the
+    least weighted device time among those with a head.
+    """
 
     def __init__(self) -> None:
         self.num_waiting = 0

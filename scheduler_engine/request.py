@@ -18,8 +18,8 @@ RequestId = NewType("RequestId", str)
 class Request:
     """One sequence to generate. Arrival is the ``now_us`` of ``Scheduler.submit`` and never changes.
 
-    Durations are relative to arrival, in microseconds, or None. ``sampling`` is opaque to the engine and is
-    handed to the executor. ``delivered_token_ids`` are outputs of an earlier attempt: computed history, not billed again.
+    Durations are relative to arrival, in microseconds, or None. ``sampling`` is opaque to the engine and is handed to
+    the executor. ``delivered_token_ids`` are outputs of an earlier attempt: computed history, not billed again.
     """
 
     request_id: RequestId

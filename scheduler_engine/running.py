@@ -16,8 +16,10 @@ Members = dict[RequestId, LiveRequest]  # in order of entry
 
 
 class RunningSet:
-    """Always: a member is in exactly one of prefilling, decoding and held; ``decode_tokens`` sums ``total`` of the decoding;
-    ``at_block_edge`` are the decoding whose next token needs a new block, ``step_held`` those that sat out the last step."""
+    """Always: a member is in exactly one of prefilling, decoding and held; ``decode_tokens`` sums ``total`` of the
+    decoding; ``at_block_edge`` are the decoding whose next token needs a new block, ``step_held`` those that sat out
+    the last step.
+    """
 
     def __init__(self) -> None:
         self.prefilling: tuple[Members, ...] = tuple({} for _ in PriorityClass)

@@ -16,9 +16,10 @@ from scheduler_engine.live import LiveRequest
 from scheduler_engine.load import EngineLoad
 from scheduler_engine.measure import measure
 from scheduler_engine.plan import StepPlan, StepResult
-from scheduler_engine.planning import StepPlanner, rows_of
+from scheduler_engine.planning import StepPlanner
 from scheduler_engine.policy import PolicySnapshot, PriorityClass
 from scheduler_engine.request import Request, RequestId
+from scheduler_engine.rows import rows_of
 from scheduler_engine.settling import Settlement, check_result
 from scheduler_engine.state import EngineState
 
@@ -52,7 +53,9 @@ class Scheduler:
         self._next_policy = policy
 
     def drain(self) -> None:
-        """From the next plan on nobody is let in; those who have not started are handed back, the others run to their end."""
+        """From the next plan on nobody is let in; those who have not started are handed back, the others run to their
+        end.
+        """
         self._state.draining = True
 
     # the two verbs

@@ -108,7 +108,9 @@ class Settlement:
     # tokens
 
     def _advance(self, result: StepResult, failed: dict[RequestId, RowFailure]) -> None:
-        """Decodes first, then chunks, as ``rows_of`` laid them out. The common decode touches four fields and one compare."""
+        """Decodes first, then chunks, as ``rows_of`` laid them out. The common decode touches four fields and one
+        compare.
+        """
         state = self._state
         sampled, stopped = result.sampled_token_ids, result.stopped
         request_ids, indexes, token_ids = self._tokens

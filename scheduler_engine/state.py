@@ -27,8 +27,9 @@ from scheduler_engine.running import RunningSet
 
 
 class EngineState:
-    """Always: a live request is in exactly one place: a queue (waiting, held, on host, dropped), a slot, or behind a fence;
-    its blocks are where its state says."""
+    """Always: a live request is in exactly one place: a queue (waiting, held, on host, dropped), a slot, or behind a
+    fence; its blocks are where its state says.
+    """
 
     def __init__(self, config: EngineConfig, policy: PolicySnapshot, cost: CostConstants) -> None:
         self.config = config
@@ -118,7 +119,9 @@ class EngineState:
         self.queues[live.rank].push(live)
 
     def start(self, live: LiveRequest, draft: Draft, *, num_blocks: int) -> None:
-        """Out of the queue into a slot, with ``num_blocks`` new device blocks; from the host its KV is copied back first."""
+        """Out of the queue into a slot, with ``num_blocks`` new device blocks; from the host its KV is copied back
+        first.
+        """
         self.queues[live.rank].remove(live)
         was_held = live.state is State.HELD
         if was_held:

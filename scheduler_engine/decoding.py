@@ -1,0 +1,128 @@
+"""Decodes of a step: who sits it out for somebody's promise, and who must give way so that the others may grow.
+
+Knows running decodes; refuses to let anybody in.
+"""
+
+from __future__ import annotations
+
+from scheduler_engine.budget import StepBudget
+from scheduler_engine.draft import Draft
+from scheduler_engine.events import Lever, Preempted, Resource
+from scheduler_engine.live import LiveRequest
+from scheduler_engine.preemption import Need, choose_victims, lower_classes
+from scheduler_engine.room import Room
+from scheduler_engine.state import EngineState
+
+
+class DecodePlanner:
+    """Always: a decode that gets a row in this step has a block for its token before any row is written."""
+
+    def __init__(self, state: EngineState, draft: Draft, budget: StepBudget, room: Room) -> None:
+        self._state = state
+        self._draft = draft
+        self._budget = budget
+        self._room = room
+
+    def plan(self, rank: int) -> None:
+        if not self._state.running.decoding[rank]:
+            return
+        self._hold_for_step_time(rank)
+        self._grow(rank)
+        running = self._state.running
+        num_rows, tokens = len(running.decoding[rank]), running.decode_tokens[rank]
+        if self._draft.num_idle:
+            idle = [live for live in running.decoding[rank].values() if live.idle_step == self._draft.step]
+            num_rows -= len(idle)
+            tokens -= sum(live.total for live in idle)
+        self._budget.grant_decodes(num_rows, tokens)
+
+    def _hold_for_step_time(self, rank: int) -> None:
+        """Lever 0: decodes that do not fit under the promises of the classes above keep slot and KV and sit this step
+        out.
+
+        The longest running ones go on, so that whoever is held is held for a bounded time.
+        """
+        running, constants = self._state.running, self._state.cost.constants
+        members = running.decoding[rank]
+        room_ns = self._budget.decode_room_ns(rank)
+        all_ns = len(members) * constants.decode_row_ns + running.decode_tokens[rank] * constants.kv_token_ns
+        held_before = running.step_held[rank]
+        if all_ns <= room_ns:
+            for live in held_before.values():
+                self._state.outbox.resumed.append(live.request_id)
+            held_before.clear()
+            return
+        self._draft.holding[rank] = True
+        keeps_one = self._budget.num_tokens == 0 and not self._draft.chunks
+        for live in members.values():
+            room_ns -= constants.decode_row_ns + live.total * constants.kv_token_ns
+            if room_ns >= 0 or keeps_one:
+                keeps_one = False
+                if held_before.pop(live.request_id, None) is not None:
+                    self._state.outbox.resumed.append(live.request_id)
+                continue
+            self._sit_out(live)
+            if live.request_id not in held_before:
+                self._note_hold(live)
+
+    def _sit_out(self, live: LiveRequest) -> None:
+        live.idle_step = self._draft.step
+        self._draft.num_idle += 1
+
+    def _note_hold(self, live: LiveRequest) -> None:
+        by = self._draft.first_token_by
+        live.num_holds += 1
+        self._state.running.step_held[live.rank][live.request_id] = live
+        self._state.outbox.preempted.append(
+            Preempted(live.request_id, Lever.HOLD, Resource.STEP_TIME, None if by is None else by.request_id)
+        )
+
+    def _grow(self, rank: int) -> None:
+        """Decodes at a block edge get their block; who must give way for it is settled before any block is taken."""
+        needy = self._needy(rank)
+        if not needy:
+            return
+        while len(needy) > self._room.blocks_to_grow(rank):
+            short = len(needy) - self._room.blocks_to_grow(rank)
+            if not self._give_way_for_growth(rank, needy[0], short):
+                break
+            needy = self._needy(rank)
+        num_served = min(len(needy), self._room.blocks_to_grow(rank))
+        edge = self._state.running.at_block_edge[rank]
+        for live in needy[:num_served]:
+            live.block_table.append(self._state.device.take_one())
+            del edge[live.request_id]
+            self._state.set_next_check(live)
+        for live in needy[num_served:]:
+            self._sit_out(live)
+
+    def _needy(self, rank: int) -> list[LiveRequest]:
+        step = self._draft.step
+        return [live for live in self._state.running.at_block_edge[rank].values() if live.idle_step != step]
+
+    def _give_way_for_growth(self, rank: int, first: LiveRequest, short: int) -> bool:
+        """Push out somebody so that decodes of the class may grow. False when they must wait instead."""
+        state = self._state
+        if None in state.fences.values():
+            return False  # blocks are already on their way
+        need = Need(0, short)
+        victims = choose_victims(state, need, lower_classes(state, rank))
+        if victims is not None:
+            self._room.push_out(victims, Resource.MEMORY, first)
+            return not state.fences
+        # its own class: the tenant that had most, then the latest promise; a needy one may have to give way itself
+        members = [live for live in state.running.on_device(rank) if live.started_step != self._draft.step]
+        if len(members) <= 1:
+            return False
+        oldest = min(members, key=lambda live: live.order_key)
+        members.remove(oldest)
+        worst_service = max(live.account.service for live in members)
+        candidates = [live for live in members if live.account.service == worst_service]
+        one = Need(0, 1)
+        victims = choose_victims(state, one, candidates) or choose_victims(
+            state, one, members, reproducible_may_drop=True
+        )
+        if victims is None:
+            return False
+        self._room.push_out(victims, Resource.MEMORY, None)
+        return not state.fences

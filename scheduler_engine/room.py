@@ -1,0 +1,156 @@
+"""Does a head fit, and if not, who must give way: shortages, earmarks, and the choice between pushing out and waiting.
+
+Knows what is free and what is set aside; which victims are cheapest lives in ``preemption``.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from scheduler_engine.budget import StepBudget
+from scheduler_engine.draft import Draft
+from scheduler_engine.events import Resource
+from scheduler_engine.live import LiveRequest, State
+from scheduler_engine.preemption import (
+    Need,
+    Victim,
+    choose_victims,
+    lower_classes,
+    overserved_tenants,
+    steps_until_free,
+)
+from scheduler_engine.state import EngineState
+
+_NOTHING = Need(0, 0)
+
+
+class Earmark(NamedTuple):
+    """What a blocked head waits for. Newcomers and growth of lower classes see only what lies outside it."""
+
+    head: LiveRequest
+    need: Need
+    binds_own_class: bool  # what was pushed out for it is still being copied: nobody slips in before it
+    binds_all: bool  # its class is owed its floor: newcomers of every class leave it what comes free
+
+
+class Room:
+    """Slots and blocks as the heads of one step see them. Always: what is set aside for a blocked head is seen by it
+    alone among those below it.
+    """
+
+    def __init__(self, state: EngineState, draft: Draft, budget: StepBudget) -> None:
+        self._state = state
+        self._draft = draft
+        self._budget = budget
+        self._earmarks: list[Earmark] = []
+        owed, state.owed_head = state.owed_head, None
+        if owed is not None and state.floors.in_debt(owed.rank, draft.now_us) and state.is_queued(owed):
+            need = Need(1, self.blocks_needed(owed))
+            self._earmarks.append(Earmark(owed, need, binds_own_class=False, binds_all=True))
+
+    def blocks_needed(self, live: LiveRequest) -> int:
+        """The whole of what is known must fit: nobody is let in to be pushed out by its next chunk."""
+        return max(0, self._state.config.num_blocks_for(live.total) - len(live.block_table))
+
+    def _marked(self, rank: int, but: LiveRequest | None) -> Need:
+        """What earmarks keep from a newcomer of the class."""
+        slots = blocks = 0
+        for mark in self._earmarks:
+            own = mark.head.rank == rank and mark.binds_own_class
+            if mark.head is not but and (mark.head.rank < rank or own or mark.binds_all):
+                slots += mark.need.slots
+                blocks += mark.need.blocks
+        return Need(slots, blocks)
+
+    def blocks_to_grow(self, rank: int) -> int:
+        """Free blocks that decodes of the class may take: all but what heads of higher classes wait for."""
+        marked = sum(mark.need.blocks for mark in self._earmarks if mark.head.rank < rank)
+        return max(0, self._state.device.num_free - marked)
+
+    def _shortage(self, live: LiveRequest) -> Need:
+        """What is missing for a start now. A held request is bound by no earmark: running on is how its blocks come
+        free.
+        """
+        state = self._state
+        marked = _NOTHING if live.state is State.HELD else self._marked(live.rank, live)
+        slots = state.running.num_slots_used + 1 + marked.slots - state.slot_cap(live.rank)
+        blocks = self.blocks_needed(live) + marked.blocks - state.device.num_free
+        return Need(max(0, slots), max(0, blocks))
+
+    def _peak_fits(self, live: LiveRequest) -> bool:
+        state = self._state
+        if live.state is State.HELD:
+            return True  # it is part of the peak already
+        state.estimate_total(live)
+        peak = state.peak.peak_blocks(live.rank, have=live.total, remaining=live.estimated_total - live.total)
+        return peak <= state.memory_cap(live) or not any(True for _ in state.running)
+
+    def make(self, live: LiveRequest, blocked: LiveRequest | None) -> bool:
+        """True when the request may start now. May push out others for it, all or nothing."""
+        state = self._state
+        need = self._shortage(live)
+        peak_fits = self._peak_fits(live)
+        if need == _NOTHING and peak_fits:
+            return True
+        if blocked is None:  # only the head of the class may push out others
+            victims = self._victims_for(live, need) if peak_fits else None
+            if victims is not None:
+                self._push_out_for(live, victims, need)
+                if self._shortage(live) == _NOTHING:
+                    return True
+            if live.blocked_since_us is None:
+                live.blocked_since_us = self._draft.now_us
+            if state.floors.in_debt(live.rank, self._draft.now_us):
+                state.owed_head = live
+            self.set_aside(live)
+        return False
+
+    def set_aside(self, live: LiveRequest) -> None:
+        need = Need(0 if live.state is State.HELD else 1, self.blocks_needed(live))
+        waits_for_copy = live.request_id in self._state.fences.values()
+        self._earmarks.append(Earmark(live, need, binds_own_class=waits_for_copy, binds_all=False))
+
+    def _victims_for(self, head: LiveRequest, need: Need) -> list[Victim] | None:
+        state = self._state
+        policy = state.classes[head.rank]
+        if head.request_id in state.fences.values():
+            return None  # what was pushed out for it is still being copied
+        if policy.patience_steps is not None or policy.patience_ms is not None:
+            victims = choose_victims(state, need, lower_classes(state, head.rank))
+            if victims is not None:
+                return None if self._is_worth_waiting(head, need, victims) else victims
+        return choose_victims(state, need, overserved_tenants(state, head))
+
+    def _is_worth_waiting(self, head: LiveRequest, need: Need, victims: list[Victim]) -> bool:
+        """The lever *wait*: natural ends will free enough, soon enough.
+
+        A class whose patience counts steps waits only while that is cheaper than its victims' copies; one whose
+        patience counts time waits up to it, unless its promise would be missed.
+        """
+        state = self._state
+        policy = state.classes[head.rank]
+        step_us = state.cost.step_us
+        waited_us = 0 if head.blocked_since_us is None else self._draft.now_us - head.blocked_since_us
+        prefill_us = state.cost.to_us(state.cost.prefill_ns(head.computed, head.rest))
+        slack_us = head.deadline_us - self._draft.now_us - prefill_us
+        if policy.patience_steps is not None:
+            patience_us = min(policy.patience_steps * step_us - waited_us, sum(victim.cost_us for victim in victims))
+        else:
+            patience_us = (policy.patience_ms or 0) * 1_000 - waited_us
+        max_steps = min(patience_us, slack_us) // step_us
+        return max_steps >= 1 and steps_until_free(state, need, max_steps) is not None
+
+    def _push_out_for(self, head: LiveRequest, victims: list[Victim], need: Need) -> None:
+        if victims[0].live.rank == head.rank:
+            resource = Resource.FAIRNESS
+        else:
+            resource = Resource.MEMORY if need.blocks else Resource.SLOTS
+        self.push_out(victims, resource, head)
+
+    def push_out(self, victims: list[Victim], resource: Resource, by: LiveRequest | None) -> None:
+        for victim in victims:
+            if victim.live.idle_step == self._draft.step:
+                self._draft.num_idle -= 1
+            self._state.suspend(victim.live, victim.lever, resource, by, self._draft)
+            if victim.host_blocks:
+                self._budget.grant_copies(self._state.cost.copy_ns(victim.host_blocks))
