@@ -53,7 +53,7 @@ def open_device(config: WorkerConfig, clock: Clock) -> Device:
         config.model,
         kv_mib=config.kv_mib or 512,
         host_kv_mib=config.host_kv_mib or 1_024,
-        threads=config.threads,
+        threads=config.threads or 0,
     )
     engine = engine_config(executor.shape, config.slots or config.device.num_slots)
     return Device(executor, engine, executor.calibrate(), vocabulary.name, vocabulary.token_bytes)
