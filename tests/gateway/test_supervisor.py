@@ -143,6 +143,24 @@ def test_an_interrupt_ends_the_wait_for_readiness(stage: Stage) -> None:
     stage.supervisor.run()  # returns at once
 
 
+def test_one_wish_that_arrives_twice_is_no_impatience(stage: Stage) -> None:
+    stage.supervisor.start([_python("one", DEAF, stop_timeout_s=0.5)])
+    stage.tick_until(lambda: "deaf" in _said(stage))
+    stage.supervisor.interrupt()
+    stage.supervisor.interrupt()
+    asked_at = time.monotonic()
+    stage.supervisor.stop([["one"]])
+    assert time.monotonic() - asked_at >= 0.5  # its whole time to end by itself
+
+
+def test_a_second_wish_after_a_while_does_not_wait(stage: Stage) -> None:
+    moments = iter([100.0, 102.0])
+    hasty = Supervisor(Output(stage.screen), clock=lambda: next(moments, 200.0))
+    hasty.interrupt()
+    hasty.interrupt()
+    assert hasty.is_impatient
+
+
 def test_children_of_a_supervisor_that_is_killed_outright_end_too(tmp_path: Path) -> None:
     program = f"""
 import os, sys

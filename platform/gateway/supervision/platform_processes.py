@@ -73,7 +73,7 @@ def manage(options: PlatformOptions, environment: Mapping[str, str], name: str, 
 
 
 def platform_stages(options: PlatformOptions, environment: Mapping[str, str]) -> list[list[ProcessSpec]]:
-    """Stages start one after another and stop in reverse: the door opens last and closes first."""
+    """Books, worker, door. They stop in reverse: the door first, and the books when the worker has counted its last."""
     books = [
         manage(options, environment, "settler", "settle_usage"),
         _celery("celery", environment, "worker", "--pool=threads", "--concurrency=1", "--without-gossip"),

@@ -23,6 +23,7 @@ from gateway.supervision.process import ProcessSpec, Restarts, status_in_words
 _TICK_S = 0.1
 _CHECK_EVERY_S = 0.25
 _READ_BYTES = 65_536
+_SAME_WISH_S = 1.0  # a terminal and a wrapper may both pass on one Ctrl-C
 
 
 class SupervisionError(Exception):
@@ -51,17 +52,20 @@ class Supervisor:
         self._clock = clock
         self._children: dict[str, _Child] = {}
         self._selector = selectors.DefaultSelector()
-        self._is_interrupted = False
-        self._is_impatient = False
+        self._interrupted_at: float | None = None
+        self.is_impatient = False
 
     def interrupt(self) -> None:
-        """For signal handlers: the waiting calls return soon. A second one cuts the patience of ``stop``."""
-        self._is_impatient = self._is_interrupted
-        self._is_interrupted = True
+        """For signal handlers: the waiting calls return soon. A later second one cuts the patience of ``stop``."""
+        now = self._clock()
+        if self._interrupted_at is None:
+            self._interrupted_at = now
+        elif now - self._interrupted_at > _SAME_WISH_S:
+            self.is_impatient = True
 
     @property
     def is_interrupted(self) -> bool:
-        return self._is_interrupted
+        return self._interrupted_at is not None
 
     def start(self, specs: Iterable[ProcessSpec], timeout_s: float = 120.0) -> None:
         """Start all and return when all are ready (or on interrupt). Raises SupervisionError."""
@@ -71,7 +75,7 @@ class Supervisor:
             names.append(spec.name)
             self._spawn(child)
         deadline = self._clock() + timeout_s
-        while not self._is_interrupted and not all(self._children[name].is_ready for name in names):
+        while not self.is_interrupted and not all(self._children[name].is_ready for name in names):
             self.tick()
             if self._clock() > deadline:
                 late = [name for name in names if not self._children[name].is_ready]
@@ -82,16 +86,16 @@ class Supervisor:
         child = self._children[spec.name] = _Child(spec)
         self._spawn(child)
         process = _running(child)
-        while process.poll() is None and not self._is_interrupted:
+        while process.poll() is None and not self.is_interrupted:
             self.tick(watch=False)
         self._end_life(child)
         del self._children[spec.name]
-        if process.returncode and not self._is_interrupted:
+        if process.returncode and not self.is_interrupted:
             raise SupervisionError(_explain(child, f"failed with {status_in_words(process.returncode)}"))
 
     def run(self) -> None:
         """Keep everything alive until interrupted. Raises SupervisionError when a process cannot be kept."""
-        while not self._is_interrupted:
+        while not self.is_interrupted:
             self.tick()
 
     def tick(self, *, watch: bool = True) -> None:
@@ -191,7 +195,7 @@ class Supervisor:
     def _wait_for_end(self, child: _Child) -> None:
         deadline = self._clock() + child.spec.stop_timeout_s
         while child.process is not None and child.process.poll() is None:
-            if self._is_impatient or self._clock() > deadline:
+            if self.is_impatient or self._clock() > deadline:
                 return
             self._pass_output_on(_TICK_S)
 

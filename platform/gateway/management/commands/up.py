@@ -10,7 +10,7 @@ import shutil
 import signal
 import sys
 from argparse import ArgumentParser
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -105,27 +105,26 @@ def _serve(options: PlatformOptions, supervisor: Supervisor, output: Output) -> 
     services, addresses = _services(options.data)
     environment = base_environment(options, addresses)
     stages = [[embedded_process(service, environment) for service in services], *platform_stages(options, environment)]
-    services_file = options.data / settings.SERVICES_FILE.name
+    migrate = manage(options, environment, "migrate", "migrate", "--database=owner", "--no-input", "--verbosity=0")
+    ready = f"serving on {options.base_url} (keys and logins: {options.data / 'demo.json'}); Ctrl-C stops"
+    steps: list[Callable[[], None]] = [
+        lambda: supervisor.start(stages[0]),
+        lambda: write_private(options.data / settings.SERVICES_FILE.name, json.dumps(addresses, indent=2)),
+        lambda: supervisor.run_once(migrate),
+        lambda: write_demo_file(options, environment),
+        lambda: supervisor.start(stages[1] + stages[2]),  # the worker loads while the books open
+        lambda: supervisor.start(stages[3]),
+        lambda: output.line("up", ready),
+    ]
     try:
-        supervisor.start(stages[0])
-        write_private(services_file, json.dumps(addresses, indent=2))
-        if not supervisor.is_interrupted:
-            arguments = ("migrate", "--database=owner", "--no-input", "--verbosity=0")
-            supervisor.run_once(manage(options, environment, "migrate", *arguments))
-        if not supervisor.is_interrupted:
-            write_demo_file(options, environment)
-        for stage in stages[1:]:
+        for step in steps:
             if not supervisor.is_interrupted:
-                supervisor.start(stage)
-        if not supervisor.is_interrupted:
-            output.line(
-                "up", f"serving on {options.base_url} (keys and logins: {options.data / 'demo.json'}); Ctrl-C stops"
-            )
+                step()
         supervisor.run()
     finally:
         output.line("up", "stopping")
         supervisor.stop([spec.name for spec in stage] for stage in reversed(stages))
-        services_file.unlink(missing_ok=True)
+        (options.data / settings.SERVICES_FILE.name).unlink(missing_ok=True)
         output.line("up", "stopped")
 
 
