@@ -1,4 +1,4 @@
-"""A real Chromium in front of the real pages, served by the server of production, with a stage in the workers' place."""
+"""A real Chromium in front of the real pages, served by the production server, with a stage in the workers' place."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gateway.console.feed import LiveFeed
 from gateway.console.routing import websocket_urlpatterns
 from gateway.loads import loads
 from scheduler_engine.policy import PriorityClass
-from wire.messages import HISTOGRAM_BOUNDS_MS, BoardRow, ClassSnapshot, Histogram, LoadSnapshot
+from wire.messages import HISTOGRAM_BOUNDS_MS, ClassSnapshot, Histogram, LoadSnapshot
 
 EMPTY = Histogram(counts=(0,) * (len(HISTOGRAM_BOUNDS_MS) + 1), sum_us=0)
 
@@ -45,18 +45,6 @@ def quiet_class(priority_class: PriorityClass) -> ClassSnapshot:
         ttft=EMPTY,
         preemptions=(),
         shed=(),
-    )
-
-
-def row(response_id: str, priority_class: PriorityClass, state: str, tenant_id: str = "bulk") -> BoardRow:
-    return BoardRow(
-        response_id=response_id,
-        tenant_id=tenant_id,
-        priority_class=priority_class,
-        state=state,
-        num_blocks=20,
-        num_computed_tokens=300,
-        num_output_tokens=44,
     )
 
 

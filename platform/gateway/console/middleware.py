@@ -23,7 +23,7 @@ CONTENT_SECURITY_POLICY = "; ".join(
 )
 
 
-class StaticFiles(WhiteNoiseMiddleware):
+class StaticFiles(WhiteNoiseMiddleware):  # type: ignore[misc]  # WhiteNoise brings no types
     """WhiteNoise under ASGI. Always: a file goes out whole; it is small, and read bit by bit it is a warning there."""
 
     @staticmethod

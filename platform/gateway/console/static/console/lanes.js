@@ -8,6 +8,7 @@ const OPEN_MS = 600_000; // a span without an end is drawn far past the right ed
 const GAPS = new Set(["held", "on_host", "dropped"]);
 const AXIS_PX = 18;
 const HEADING_PX = 18;
+const LETTER_PX = 16; // a bar narrower than this has no room for its letter
 
 const STATE_WORDS = {
   prefill: "prefill",
@@ -52,11 +53,7 @@ export class Lanes {
     this.originMs ??= atMs;
     if (atMs - this.heardMs > HOLE_MS) this.lookedAway();
     this.heardMs = atMs;
-    const present = new Set();
-    for (const row of rows) {
-      present.add(row[0]);
-      this.place(row, atMs);
-    }
+    const present = new Set(rows.map((row) => row[0]));
     for (const [response, lane] of this.byResponse) {
       if (!present.has(response)) {
         lane.spans.at(-1).endMs ??= atMs;
@@ -64,6 +61,7 @@ export class Lanes {
         this.byResponse.delete(response);
       }
     }
+    for (const row of rows) this.place(row, atMs);
     this.forget(atMs - WINDOW_MS);
     this.arrange(false);
   }
@@ -80,7 +78,9 @@ export class Lanes {
     const isFirst = last?.response !== response;
     if (isFirst || last.state !== state || last.endMs !== null) {
       if (!isFirst) last.endMs ??= atMs;
-      lane.spans.push({ response, name, state, startMs: atMs, endMs: null, isFirst, node: null });
+      const hasLetter = state === "decode" && !lane.isLettered;
+      lane.isLettered ||= hasLetter;
+      lane.spans.push({ response, name, state, startMs: atMs, endMs: null, hasLetter, node: null });
     }
     lane.spans.at(-1).title = `${tenant} · ${response} · ${stateWord(state)} · ${blocks} blocks · ${output} output tokens`;
   }
@@ -93,6 +93,7 @@ export class Lanes {
       group.lanes.push(lane);
     }
     lane.response = response;
+    lane.isLettered = false; // the letter stands on a request's first decode bar, once
     this.byResponse.set(response, lane);
     return lane;
   }
@@ -170,6 +171,7 @@ export class Lanes {
     span.node ??= this.make(span, lane, x);
     if (GAPS.has(span.state)) span.node.firstChild.setAttribute("x2", x + width);
     else span.node.firstChild.setAttribute("width", Math.max(width - 1, 1));
+    if (width < LETTER_PX) span.node.querySelector("text")?.remove();
     span.titleNode.textContent = span.title;
     span.drawnEndMs = span.endMs;
   }
@@ -184,7 +186,7 @@ export class Lanes {
       element("rect", { class: span.state, x, y: lane.y, height, rx: Math.min(3, height / 2) }, node);
     }
     span.titleNode = element("title", {}, node);
-    if (span.isFirst && height >= 12 && !GAPS.has(span.state)) {
+    if (span.hasLetter && height >= 12) {
       const letter = element("text", { class: "letter", x: x + 5, y: lane.y + height - 4 }, node);
       letter.textContent = span.name[0].toUpperCase();
     }

@@ -22,16 +22,28 @@ function pair([p50, p95]) {
   return p50 === null ? NONE : `${duration(p50)} / ${duration(p95)}`;
 }
 
+const NOTHING = new Set([NONE, "0", "0.0", "0 · 0 · 0"]);
+
+// A cell is a text, or [text, what it is made of].
 function row(cells, heading) {
   const made = document.createElement("tr");
   if (heading) made.append(heading);
-  for (const text of cells) {
+  for (const content of cells) {
+    const [text, parts] = Array.isArray(content) ? content : [content, ""];
     const cell = document.createElement("td");
     cell.textContent = text;
-    if (text === NONE || text === "0") cell.className = "none";
+    if (NOTHING.has(text)) cell.className = "none";
+    if (parts) cell.append(Object.assign(document.createElement("small"), { textContent: parts }));
     made.append(cell);
   }
   return made;
+}
+
+// {slots: 5, step_time: 2} → "slots 5, step time 2"
+function partsOf(counts) {
+  return Object.entries(counts)
+    .map(([word, count]) => `${word.replaceAll("_", " ")} ${whole.format(count)}`)
+    .join(", ");
 }
 
 function classHeading(name) {
@@ -112,7 +124,7 @@ export class WorkerView {
   classRow(each) {
     const shed = Object.values(each.shed).reduce((sum, count) => sum + count, 0);
     const waiting = each.closed ? `${whole.format(each.waiting)} · closed` : whole.format(each.waiting);
-    const made = row(
+    return row(
       [
         waiting,
         whole.format(each.running),
@@ -120,13 +132,11 @@ export class WorkerView {
         rate(each.output_per_s),
         pair(each.ttft_recent_ms),
         pair(each.ttft_ms),
-        LEVERS.map((lever) => whole.format(each.preemptions[lever] ?? 0)).join(" · "),
-        whole.format(shed),
+        [LEVERS.map((lever) => whole.format(each.preemptions[lever] ?? 0)).join(" · "), partsOf(each.preempted_by)],
+        [whole.format(shed), partsOf(each.shed)],
       ],
       classHeading(each.class),
     );
-    made.lastElementChild.title = Object.entries(each.shed).map(([reason, count]) => `${reason}: ${count}`).join(", ");
-    return made;
   }
 
   listRequests() {
