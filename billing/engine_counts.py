@@ -19,7 +19,7 @@ SET prompt_tokens = greatest(billing_enginecount.prompt_tokens, excluded.prompt_
 
 @dataclass(frozen=True, slots=True)
 class EngineTotals:
-    """What one worker counted since it opened this epoch."""
+    """Tokens of every Usage that one worker committed under one epoch: what the books should say of it."""
 
     worker_id: str
     epoch: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields as dataclass_fields
 from typing import Any
 
 from django import forms
@@ -9,9 +10,10 @@ from django.conf import settings
 from django.contrib import admin, messages
 from django.contrib.auth.base_user import AbstractBaseUser
 from django.core.exceptions import ValidationError
-from django.db.models import Field, QuerySet
+from django.db.models import QuerySet
 from django.http import HttpRequest
 
+from scheduler_engine.policy import ClassPolicy
 from scheduler_engine.policy import PriorityClass as ClassName
 from tenants import selectors, services
 from tenants.models import ApiKey, PolicyVersion, PriorityClass, Project, QuotaPolicy, Tenant
@@ -123,7 +125,7 @@ class PriorityClassForm(forms.ModelForm):  # type: ignore[type-arg]
 
     class Meta:
         model = PriorityClass
-        exclude = ["label"]
+        fields = [field.name for field in dataclass_fields(ClassPolicy) if field.name != "priority_class"]
 
     def clean(self) -> dict[str, Any]:
         cleaned = super().clean() or {}
@@ -154,15 +156,11 @@ class PriorityClassAdmin(KeepRows):
 class QuotaPolicyAdmin(KeepRows):
     """The matrix tenant x class, edited in place. An empty field is no limit, 0 is nothing allowed."""
 
-    list_display = [
-        "tenant",
-        "priority_class",
-        "allowed",
-        "weight",
-        *("requests_per_minute", "tokens_per_minute", "concurrency", "money_micros", "money_window"),
-        *("max_tokens_cap", "hard_deadline_ms"),
+    list_editable = [
+        *("allowed", "weight", "requests_per_minute", "tokens_per_minute", "concurrency"),
+        *("money_micros", "money_window", "max_tokens_cap", "hard_deadline_ms"),
     ]
-    list_editable = list_display[2:]
+    list_display = ["tenant", "priority_class", *list_editable]
     list_display_links = ["tenant"]
     list_filter = ["tenant", "priority_class", "allowed"]
     list_select_related = ["tenant"]
@@ -170,14 +168,6 @@ class QuotaPolicyAdmin(KeepRows):
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False  # create_tenant makes the whole row of the matrix
-
-    def formfield_for_dbfield(
-        self, db_field: Field[Any, Any], request: HttpRequest | None, **kwargs: Any
-    ) -> forms.Field | None:
-        field = super().formfield_for_dbfield(db_field, request, **kwargs)
-        if field is not None and isinstance(field, forms.IntegerField):
-            field.widget.attrs.update(size=9, style="width: 9em")
-        return field
 
     def save_model(
         self, request: HttpRequest, obj: QuotaPolicy, form: forms.ModelForm[QuotaPolicy], change: bool

@@ -14,8 +14,9 @@ from typing import Self, cast
 
 from redis.exceptions import RedisError
 
+from billing.engine_counts import EngineTotals
 from wire.bus import BusError
-from wire.messages import LoadSnapshot, Released
+from wire.messages import Released
 from wire.redis_bus import RedisGatewayBus, connect
 from wire.redis_keys import Keys
 
@@ -82,7 +83,7 @@ class Gate:
     def num_waiting_usages(self) -> int:
         """Entries of the usage stream that the books have not acknowledged."""
         with _bus_errors():
-            return int(cast(int, self._client.xlen(self._keys.usage)))
+            return self._client.xlen(self._keys.usage)
 
     def windows(self) -> Mapping[tuple[str, str, str], Window]:
         """All money windows by (tenant id, class, window id)."""
@@ -95,8 +96,17 @@ class Gate:
                 found[tenant_id, priority_class, window_id] = Window(*(int(value or 0) for value in held))
         return found
 
-    def loads(self) -> Sequence[LoadSnapshot]:
-        return self._runner.run(self._bus.loads())
+    def counted(self) -> list[EngineTotals]:
+        """What every worker has published as used, by epoch: committed in one script with each Usage."""
+        totals = []
+        with _bus_errors():
+            for name in sorted(cast(set[bytes], self._client.smembers(self._keys.workers))):
+                held = cast(dict[bytes, bytes], self._client.hgetall(self._keys.counted(name.decode())))
+                counts = {field.decode(): int(value) for field, value in held.items()}
+                for epoch in sorted({int(field.split(":")[0]) for field in counts}):
+                    prompt, output = counts.get(f"{epoch}:prompt", 0), counts.get(f"{epoch}:output", 0)
+                    totals.append(EngineTotals(name.decode(), epoch, prompt, output))
+        return totals
 
     def end(self, released: Released) -> None:
         """Gives back all that the response holds in Redis and tells the books so, in one script."""

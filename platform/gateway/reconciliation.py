@@ -5,17 +5,15 @@ Reads only. After a drain every difference is 0; anything else is a broken book 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 
 from django.utils import timezone
 
 from billing import engine_counts, rollups, selectors
-from billing.engine_counts import EngineTotals
 from billing.selectors import TokenSums
 from gateway.gate import Gate, Window
-from wire.messages import LoadSnapshot
 
 WINDOWS_LIVE = timedelta(days=35)  # Redis keeps a money window for 40 days
 
@@ -79,15 +77,9 @@ class Reconciliation:
         }
 
 
-def engine_totals(loads: Sequence[LoadSnapshot]) -> list[EngineTotals]:
-    return [
-        EngineTotals(load.worker_id, load.epoch, load.prompt_tokens_total, load.output_tokens_total) for load in loads
-    ]
-
-
 def look(gate: Gate) -> Reconciliation:
     """Raises BusError. Figures of a system at work may differ by what is under way: drain first."""
-    engine_counts.keep(engine_totals(gate.loads()))
+    engine_counts.keep(gate.counted())
     windows = gate.windows()
     booked = {
         (str(sums.tenant_id), sums.priority_class, sums.window_id): Window(sums.open_micros, sums.settled_micros)

@@ -1,5 +1,5 @@
 -- Everything a worker says after one step, or nothing. settle.lua stands in front of this text.
--- KEYS: epoch, sent, usage, outboxes..., records..., outputs...
+-- KEYS: epoch, sent, usage, outboxes..., records..., outputs..., counted
 -- ARGV: epoch, sequence, outbox limit, usage limit, number of outboxes, of usages, of outputs, then
 --       a body per outbox; (body, response id, attempt, terminal, prompt, cached, output) per usage; a body per output
 -- Returns 0, -1 when fenced, -2 when the usage stream is full, n when the n-th outbox is full.
@@ -23,6 +23,8 @@ for n = 1, num_usages do
   redis.call('XADD', KEYS[3], '*', 'm', ARGV[argument])
   settle(KEYS[3 + num_outboxes + n], ARGV[argument + 1], ARGV[argument + 2], ARGV[argument + 3],
     tonumber(ARGV[argument + 4]), tonumber(ARGV[argument + 5]), tonumber(ARGV[argument + 6]))
+  redis.call('HINCRBY', KEYS[#KEYS], ARGV[1] .. ':prompt', ARGV[argument + 4])
+  redis.call('HINCRBY', KEYS[#KEYS], ARGV[1] .. ':output', ARGV[argument + 6])
   argument = argument + 7
 end
 for n = 1, num_outputs do

@@ -196,6 +196,7 @@ class RedisWorkerBus:
         names.extend(keys.outbox(gateway_id) for gateway_id in output.to_gateways)
         names.extend(keys.response(usage.response_id) for usage in output.usages)
         names.extend(keys.output(response_id) for response_id in output.outputs)
+        names.append(keys.counted(self.worker_id))
         arguments: list[str | bytes | int] = [
             self._epoch,
             self._sequence,

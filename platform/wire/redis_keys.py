@@ -8,6 +8,7 @@ Every name stands behind a prefix, ``rubato:`` unless a test says otherwise.
 ``worker:{id}:inbox``   stream   gateway -> worker; emptied by ``open`` in the same script that takes the new epoch
 ``worker:{id}:load``    string   LoadSnapshot, TTL 2 s: the worker's heartbeat (EXISTS = alive)
 ``worker:{id}:sent``    string   number of this epoch's last committed publish: a repeated one is not seen twice
+``worker:{id}:counted`` hash     ``{epoch}:prompt``, ``{epoch}:output``: tokens of all committed Usage
 ``gateway:{id}:alive``  string   TTL 15 s, set by ``heartbeat`` (call it every 2 s): EXISTS = alive
 ``gateway:{id}:outbox`` stream   worker -> gateway, one entry = all of one step for that gateway; TTL 10 min
 ``usage``               stream   durable: Reserved (admit script), Usage (publish), Released; consumer group ``settler``
@@ -102,6 +103,9 @@ class Keys:
 
     def sent(self, worker_id: str) -> str:
         return f"{self.prefix}worker:{worker_id}:sent"
+
+    def counted(self, worker_id: str) -> str:
+        return f"{self.prefix}worker:{worker_id}:counted"
 
     def alive(self, gateway_id: str) -> str:
         return f"{self.prefix}gateway:{gateway_id}:alive"

@@ -15,14 +15,13 @@ from django.utils import timezone
 from billing import engine_counts
 from gateway.gate import Gate
 from gateway.orphans import OrphanSweep
-from gateway.reconciliation import engine_totals
 from gateway.settler import Duty, Settler
 from wire.redis_bus import RedisUsageReader
 from wire.redis_keys import Keys
 
 log = logging.getLogger(__name__)
 
-WITNESS_EVERY_S = 0.5  # a load lives 2 s: a worker's last totals are seen before they go
+WITNESS_EVERY_S = 5.0
 SWEEP_EVERY_S = 15.0
 
 
@@ -43,7 +42,7 @@ class Command(BaseCommand):
                 clock_s=time.monotonic,
                 stopped_after=stop.wait,
                 duties=[
-                    Duty(WITNESS_EVERY_S, lambda: engine_counts.keep(engine_totals(gate.loads()))),
+                    Duty(WITNESS_EVERY_S, lambda: engine_counts.keep(gate.counted())),
                     Duty(SWEEP_EVERY_S, lambda: _sweep(sweep)),
                 ],
             )
