@@ -38,6 +38,7 @@ class ModelRunner:
         self._cache = cache
         self._scratch = torch.empty(0)
 
+    @torch.inference_mode()
     def run(self, rows: Sequence[ScheduledRow]) -> Computed:
         """One forward over at least one row. Raises what torch raises."""
         groups = group_rows(rows, self._cache.block_size)

@@ -47,7 +47,10 @@ def load(path: str | Path) -> Vocabulary:
 
 
 def build_tokenizer(path: str | Path) -> Tokenizer:
-    """Text to token ids. A control token written in the text stays text: ``encode_segments`` makes control tokens."""
+    """Text to token ids. A control token written in the text stays text: ``encode_segments`` makes control tokens.
+
+    A byte the model has no token for (SmolLM2: eight rare ones) is left out, as the reference tokenizer does.
+    """
     path = Path(path)
     if not path.is_dir():
         return _tokenizer_from_gguf(read_header(path))
@@ -150,18 +153,27 @@ def _tokenizer_from_gguf(header: GgufHeader) -> Tokenizer:
     if kind not in DIGITS_ONE_BY_ONE:
         known = ", ".join(DIGITS_ONE_BY_ONE)
         raise ModelFileError(f"{header.path.name}: field tokenizer.ggml.pre is {kind!r}; known are {known}")
-    tokens = header.texts("tokenizer.ggml.tokens")
-    merges = [tuple(merge.split(" ", 1)) for merge in header.texts("tokenizer.ggml.merges")]
+    tokens, types = header.texts("tokenizer.ggml.tokens"), _token_types(header)
     vocabulary = {token: index for index, token in enumerate(tokens)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))  # type: ignore[arg-type]
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=_merges(header, vocabulary)))
     steps: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if DIGITS_ONE_BY_ONE[kind] else []
     steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
     tokenizer.decoder = decoders.ByteLevel()
-    types = _token_types(header)
     own = [AddedToken(t, normalized=False) for t, kind_of in zip(tokens, types, strict=True) if kind_of == USER_DEFINED]
     tokenizer.add_tokens(own)
     return tokenizer
+
+
+def _merges(header: GgufHeader, vocabulary: Mapping[str, int]) -> list[tuple[str, str]]:
+    """Pairs in order of rank. The library says only that some token is missing, as a bare Exception."""
+    merges = []
+    for merge in header.texts("tokenizer.ggml.merges"):
+        left, _, right = merge.partition(" ")
+        if not (left in vocabulary and right in vocabulary and left + right in vocabulary):
+            raise ModelFileError(f"{header.path.name}: field tokenizer.ggml.merges: {merge!r} joins unknown tokens")
+        merges.append((left, right))
+    return merges
 
 
 def _from_folder(folder: Path) -> Vocabulary:

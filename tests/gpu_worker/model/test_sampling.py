@@ -1,0 +1,146 @@
+"""Drawing tokens: what each parameter keeps, and that the draw is a function of seed and position alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from gpu_worker import sampling
+from gpu_worker.sampling import Draw, Sampler, cut_to_candidates, noise_table, stream_of
+from wire.messages import SamplingParameters
+
+PROBABILITIES = torch.tensor([0.4, 0.3, 0.15, 0.1, 0.05])
+LOGITS = PROBABILITIES.log()
+
+
+def draw(parameters: SamplingParameters, position: int = 0, request_id: str = "a") -> Draw:
+    return Draw(parameters, stream_of(parameters, request_id), range(position))
+
+
+def sample(logits: Tensor, *draws: Draw) -> list[int]:
+    return Sampler(logits.shape[1]).sample(logits.clone(), draws).token_ids
+
+
+def survivors(**parameters: float) -> list[int]:
+    scores = LOGITS.clone()[None]
+    cut_to_candidates(scores, [SamplingParameters(**parameters)])
+    return scores[0].isfinite().nonzero().flatten().tolist()
+
+
+def test_temperature_zero_takes_the_largest_logit() -> None:
+    assert sample(torch.tensor([[1.0, 3.0, 2.0]]), draw(SamplingParameters(temperature=0.0))) == [1]
+
+
+def test_draws_follow_the_distribution() -> None:
+    parameters, num_draws = SamplingParameters(seed=5), 20_000
+    token_ids = sample(LOGITS.repeat(num_draws, 1), *(draw(parameters, position) for position in range(num_draws)))
+    expected = PROBABILITIES * num_draws
+    counts = torch.bincount(torch.tensor(token_ids), minlength=5)
+    assert ((counts - expected) ** 2 / expected).sum() < 18.5  # chi-square, 4 degrees of freedom, p = 0.001
+    pairs = torch.bincount(torch.tensor(token_ids[:-1]) * 5 + torch.tensor(token_ids[1:]), minlength=25)
+    expected = (PROBABILITIES[:, None] * PROBABILITIES).flatten() * (num_draws - 1)
+    assert ((pairs - expected) ** 2 / expected).sum() < 51.2  # neighbours are independent: 24 degrees, p = 0.001
+
+
+def test_temperature_sharpens_the_distribution() -> None:
+    parameters, num_draws = SamplingParameters(seed=5, temperature=0.5), 4_000
+    token_ids = sample(LOGITS.repeat(num_draws, 1), *(draw(parameters, position) for position in range(num_draws)))
+    sharp = PROBABILITIES**2 / (PROBABILITIES**2).sum()
+    assert token_ids.count(0) / num_draws == pytest.approx(float(sharp[0]), abs=0.03)
+
+
+def test_the_noise_has_gumbels_moments() -> None:
+    noise = noise_table(1 << 22)
+    assert noise.isfinite().all()
+    assert noise.mean() == pytest.approx(0.57722, abs=3e-3)
+    assert noise.var() == pytest.approx(1.64493, abs=1e-2)
+
+
+def test_a_seed_gives_the_same_tokens_in_any_batch_and_for_any_request() -> None:
+    seeded = SamplingParameters(seed=42)
+    logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(0))
+    alone = sample(logits[1:2], draw(seeded, 7, "first"))
+    others = draw(SamplingParameters(), 3, "x"), draw(SamplingParameters(temperature=0.0), 4, "y")
+    assert sample(logits, others[0], draw(seeded, 7, "second"), others[1])[1:2] == alone
+
+
+def test_another_seed_another_position_and_another_request_draw_other_tokens() -> None:
+    flat = torch.zeros(1, 4_096)
+    seeded, free = SamplingParameters(seed=1), SamplingParameters()
+    draws = [draw(seeded), draw(seeded, 1), draw(SamplingParameters(seed=2)), draw(free), draw(free, 0, "b")]
+    assert len({sample(flat, each)[0] for each in draws}) == 5
+
+
+@pytest.mark.parametrize(
+    ("parameters", "kept"),
+    [
+        ({}, [0, 1, 2, 3, 4]),
+        ({"top_k": 2}, [0, 1]),
+        ({"top_k": 1}, [0]),
+        ({"top_k": 99}, [0, 1, 2, 3, 4]),
+        ({"top_p": 0.69}, [0, 1]),
+        ({"top_p": 0.71}, [0, 1, 2]),
+        ({"top_p": 0.0}, [0]),
+        ({"min_p": 0.3}, [0, 1, 2]),
+        ({"min_p": 1.0}, [0]),
+        ({"top_k": 3, "top_p": 0.75}, [0, 1]),  # of 0.85 left, 0.7 is 0.82
+        ({"top_p": 0.99, "min_p": 0.5}, [0, 1]),
+    ],
+)
+def test_each_rule_keeps_the_right_tokens(parameters: dict[str, float], kept: Sequence[int]) -> None:
+    assert survivors(**parameters) == kept
+
+
+def test_rules_of_one_row_do_not_touch_another() -> None:
+    scores = LOGITS.repeat(3, 1)
+    cut_to_candidates(scores, [SamplingParameters(), SamplingParameters(top_k=1), SamplingParameters(min_p=0.3)])
+    assert scores.isfinite().sum(dim=1).tolist() == [5, 1, 3]
+
+
+def test_a_flat_row_needs_more_candidates_than_are_sorted_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "FIRST_CANDIDATES", 4)
+    monkeypatch.setattr(sampling, "MORE_CANDIDATES", 8)
+    scores = torch.linspace(0.0, 1e-3, 100)[None]
+    cut_to_candidates(scores, [SamplingParameters(top_p=0.5)])
+    assert scores.isfinite().sum() == 50
+
+
+def test_presence_and_frequency_penalties_count_the_output() -> None:
+    parameters = SamplingParameters(temperature=0.0, presence_penalty=0.5, frequency_penalty=0.25)
+    logits = torch.tensor([[2.0, 1.2, 1.0, 0.0]])
+    twice = Draw(parameters, 0, [0, 0])
+    assert sample(logits, twice) == [1]  # 2.0 - 0.5 - 2 * 0.25 = 1.0
+    once = Draw(parameters, 0, [0])
+    assert sample(logits, once) == [0]  # 2.0 - 0.5 - 0.25 = 1.25
+
+
+def test_repetition_penalty_divides_positive_and_multiplies_negative_logits() -> None:
+    parameters = SamplingParameters(temperature=0.0, repetition_penalty=2.0)
+    assert sample(torch.tensor([[3.0, 2.0]]), Draw(parameters, 0, [0])) == [1]
+    assert sample(torch.tensor([[-1.0, -1.5]]), Draw(parameters, 0, [0])) == [1]
+
+
+def test_logit_bias_forces_and_forbids_tokens() -> None:
+    logits = torch.tensor([[3.0, 2.0, 1.0]])
+    assert sample(logits, draw(SamplingParameters(temperature=0.0, logit_bias=((2, 100.0),)))) == [2]
+    assert sample(logits, draw(SamplingParameters(temperature=0.0, logit_bias=((0, -100.0),)))) == [1]
+
+
+def test_logprobs_are_of_the_model_before_temperature_and_bias() -> None:
+    parameters = SamplingParameters(temperature=0.0, logit_bias=((3, 100.0),), num_top_logprobs=2)
+    sampled = Sampler(5).sample(LOGITS.clone()[None], [draw(parameters)])
+    (logprob,) = sampled.logprobs
+    assert logprob is not None
+    assert logprob.token_id == 3
+    assert logprob.logprob == pytest.approx(float(LOGITS[3]), abs=1e-5)
+    assert [token_id for token_id, _ in logprob.top] == [0, 1]
+    assert logprob.top[0][1] == pytest.approx(float(LOGITS[0]), abs=1e-5)
+
+
+def test_margins_are_the_distance_of_the_two_largest_logits() -> None:
+    sampled = Sampler(3).sample(torch.tensor([[1.0, 4.0, 2.5]]), [draw(SamplingParameters())], with_margins=True)
+    assert sampled.margins == [1.5]
+    assert sampled.logprobs == [None]
