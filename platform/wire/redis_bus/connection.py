@@ -1,0 +1,72 @@
+"""How the Bus speaks to Redis: time-outs, the single retry, scripts by name, stream entries as bodies."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from importlib import resources
+from typing import Any
+
+import redis
+import redis.asyncio
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+from redis.retry import Retry
+
+from wire import codec
+from wire.bus import BusError
+from wire.redis_keys import ENTRY_FIELD
+
+MAX_STREAM_LENGTH = 100_000
+MAX_ENTRIES_PER_READ = 512
+MAX_BLOCK_S = 1.0  # of one blocking read; SOCKET_TIMEOUT_S must exceed it
+SOCKET_TIMEOUT_S = 5.0
+
+_TIMEOUTS: dict[str, Any] = {
+    "protocol": 2,
+    "socket_timeout": SOCKET_TIMEOUT_S,
+    "socket_connect_timeout": SOCKET_TIMEOUT_S,
+}
+
+
+def connect(url: str) -> redis.Redis:
+    """A synchronous client with the Bus's time-outs and its single retry."""
+    return redis.Redis.from_url(url, retry=Retry(NoBackoff(), 1), **_TIMEOUTS)
+
+
+def connect_async(url: str) -> redis.asyncio.Redis:
+    """The same for an event loop."""
+    return redis.asyncio.Redis.from_url(url, retry=AsyncRetry(NoBackoff(), 1), **_TIMEOUTS)
+
+
+def script(*names: str) -> str:
+    """The texts of these Lua files as one script."""
+    folder = resources.files("wire.redis_bus")
+    return "".join(folder.joinpath(f"{name}.lua").read_text(encoding="utf-8") for name in names)
+
+
+@contextlib.contextmanager
+def bus_errors() -> Iterator[None]:
+    """Whatever Redis says or does not say becomes a BusError."""
+    try:
+        yield
+    except RedisError as error:
+        raise BusError(f"{type(error).__name__}: {error}") from error
+
+
+def block_ms(timeout_s: float) -> int | None:
+    """For BLOCK; None = do not wait, since BLOCK 0 would mean for ever."""
+    return int(min(timeout_s, MAX_BLOCK_S) * 1_000) or None
+
+
+def entries_of(reply: Any) -> list[tuple[bytes, bytes]]:
+    """(entry id, body) of a read of one stream, in the shape of protocol 2. A deleted entry has no fields."""
+    return [
+        (entry_id, (fields or {}).get(ENTRY_FIELD, b"")) for _, entries in reply or () for entry_id, fields in entries
+    ]
+
+
+def decoded(found: Sequence[tuple[bytes, bytes]]) -> list[Any]:
+    """The messages and BadEntries of these entries, in order."""
+    return [message for entry_id, body in found for message in codec.decode(body, entry_id.decode())]
