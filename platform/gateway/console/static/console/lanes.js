@@ -171,7 +171,10 @@ export class Lanes {
     span.node ??= this.make(span, lane, x);
     if (GAPS.has(span.state)) span.node.firstChild.setAttribute("x2", x + width);
     else span.node.firstChild.setAttribute("width", Math.max(width - 1, 1));
-    if (width < LETTER_PX) span.node.querySelector("text")?.remove();
+    if (span.hasLetter && width < LETTER_PX) {
+      span.node.querySelector("text")?.remove();
+      if (lane.response === span.response) lane.isLettered = false; // the next decode bar may have the room
+    }
     span.titleNode.textContent = span.title;
     span.drawnEndMs = span.endMs;
   }

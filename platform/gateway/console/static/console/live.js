@@ -89,7 +89,7 @@ function state() {
   if (!socket || (socket.readyState !== WebSocket.OPEN && frame)) return ["disconnected", "Disconnected"];
   if (!frame) return ["connecting", "Connecting"];
   const ageMs = performance.now() - frameAtMs;
-  if (ageMs > STALE_AFTER_MS) return ["stale", `Stale for ${duration(Math.floor(ageMs / 1_000) * 1_000)}`];
+  if (ageMs > STALE_AFTER_MS) return ["stale", "Stale"]; // how old is said below: this line is read aloud on each change
   if (!frame.bus_up) return ["stale", "No news from the workers"];
   return isPaused ? ["paused", "Paused"] : ["live", "Live"];
 }
