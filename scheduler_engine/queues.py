@@ -27,7 +27,7 @@ class TenantLine:
         self.num_waiting = 0
         self.waiting_us = 0  # estimated device time of all that wait here
         self.is_parked = False  # its tenant runs as many as it may; out of the class order until one ends
-        self.version = 0  # of this line's entry in the class; older entries are dead
+        self.version = 0  # of this line's entry in the class order; other entries are dead
         self._heap: list[tuple[_Key, int, LiveRequest]] = []
 
     def push(self, live: LiveRequest) -> None:
@@ -69,6 +69,7 @@ class ClassQueue:
         self.num_waiting = 0
         self.waiting_us = 0
         self._lines: dict[Account, TenantLine] = {}
+        self._num_versions = 0
         self._heap: list[tuple[int, _Key, int, TenantLine]] = []
 
     def push(self, live: LiveRequest) -> None:
@@ -91,7 +92,7 @@ class ClassQueue:
         self.waiting_us -= live.estimated_gpu_us
         if not was_head:
             return
-        line.version += 1
+        self._unlist(line)
         new_head = line.head()
         if new_head is not None:
             self._list(line, new_head)
@@ -109,7 +110,7 @@ class ClassQueue:
                 heapq.heapreplace(heap, (line.account.service, key, version, line))
             elif key[0] and line.account.at_concurrency:
                 heapq.heappop(heap)
-                line.version += 1
+                self._unlist(line)
                 line.is_parked = True
             else:
                 return line.head()
@@ -140,8 +141,13 @@ class ClassQueue:
         """All of them, tenant by tenant. O(n): for books and boards."""
         return [live for line in self._lines.values() for live in line.waiting()]
 
+    def _unlist(self, line: TenantLine) -> None:
+        """Its entry in the class order dies. Versions are unique in the class, so that entries never compare further."""
+        self._num_versions += 1
+        line.version = self._num_versions
+
     def _list(self, line: TenantLine, head: LiveRequest) -> None:
-        line.version += 1
+        self._unlist(line)
         line.is_parked = False
         heapq.heappush(self._heap, (line.account.service, head.order_key, line.version, line))
 
