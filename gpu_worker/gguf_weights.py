@@ -10,10 +10,11 @@ import numpy
 import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
+from numpy.typing import NDArray
 from torch import Tensor
 
 from gpu_worker.models.config import DividedRope, LinearRope, ModelConfig, PlainRope, Rope
-from gpu_worker.weights import WeightsError, checked
+from gpu_worker.weights import EMBEDDING, Embedding, WeightsError, checked
 from wire.gguf_header import GgufTensor, read_header
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
@@ -50,12 +51,14 @@ class GgufWeights:
         self.config = checked(self._config(), path.name)
 
     def tensor(self, name: str, *shape: int) -> Tensor:
-        found = self._find(_file_name(name))
-        if found.shape != shape:
-            raise WeightsError(f"{self._where(found)} is {found.shape}, expected {shape}")
-        values = torch.from_numpy(self._read(found))
+        values = torch.from_numpy(self._read(self._find(_file_name(name), *shape)))
         num_heads = self._interleaved_heads(name)
         return _halves_apart(values, num_heads) if num_heads else values
+
+    def embedding(self, *shape: int) -> Embedding:
+        found = self._find(_file_name(EMBEDDING), *shape)
+        rows, kind = self._stored_rows(found), self._kind(found)
+        return lambda token_ids: torch.from_numpy(dequantize(rows[token_ids.numpy()], kind))
 
     def _config(self) -> ModelConfig:
         header, prefix = self._header, self._architecture
@@ -107,15 +110,21 @@ class GgufWeights:
             return self.config.num_heads
         return self.config.num_kv_heads if ".k_proj." in name else 0
 
-    def _find(self, file_name: str) -> GgufTensor:
+    def _find(self, file_name: str, *shape: int) -> GgufTensor:
+        """Of this shape, if one is given."""
         found = self._header.tensors.get(file_name)
         if found is None:
             raise WeightsError(f"{self._header.path.name}: tensor {file_name} is missing")
+        if shape and found.shape != shape:
+            raise WeightsError(f"{self._where(found)} is {found.shape}, expected {shape}")
         return found
 
-    def _read(self, tensor: GgufTensor) -> numpy.ndarray:
-        kind = self._kind(tensor)
-        block_size, block_bytes = GGML_QUANT_SIZES[kind]
+    def _read(self, tensor: GgufTensor) -> NDArray[numpy.float32]:
+        return dequantize(self._stored_rows(tensor), self._kind(tensor)).reshape(tensor.shape)
+
+    def _stored_rows(self, tensor: GgufTensor) -> NDArray[numpy.uint8]:
+        """[rows, bytes of a row], as in the file."""
+        block_size, block_bytes = GGML_QUANT_SIZES[self._kind(tensor)]
         if tensor.shape[-1] % block_size:
             raise WeightsError(f"{self._where(tensor)} has rows of {tensor.shape[-1]}, no multiple of {block_size}")
         row_bytes = tensor.shape[-1] // block_size * block_bytes
@@ -123,7 +132,7 @@ class GgufWeights:
         raw = numpy.fromfile(self._header.path, numpy.uint8, num_rows * row_bytes, offset=tensor.offset)
         if raw.size != num_rows * row_bytes:
             raise WeightsError(f"{self._where(tensor)} ends after the file does; the file is truncated")
-        return dequantize(raw.reshape(num_rows, row_bytes), kind).reshape(tensor.shape)
+        return raw.reshape(num_rows, row_bytes)
 
     def _kind(self, tensor: GgufTensor) -> GGMLQuantizationType:
         for kind in READABLE:

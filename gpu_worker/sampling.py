@@ -19,7 +19,7 @@ from wire.messages import SamplingParameters, TokenLogprob
 
 GREEDY = SamplingParameters(temperature=0.0)
 FIRST_CANDIDATES, MORE_CANDIDATES = 256, 4_096  # sorted for top_p; a whole row only when these hold too little of it
-NOISE_SIZE = 1 << 22
+NOISE_SIZE, NOISE_PIECE = 1 << 22, 1 << 18
 LONG_WORD = 0xFFFF_FFFF_FFFF_FFFF
 
 
@@ -89,7 +89,12 @@ def noise_table(size: int) -> Tensor:
 
     Two windows that overlap give one token the noise of *another*, so draws stay independent to the eye of any text.
     """
-    bits = _mix(_mix(torch.arange(size, dtype=torch.int32)) + 1)
+    pieces = (range(first, min(first + NOISE_PIECE, size)) for first in range(0, size, NOISE_PIECE))
+    return torch.cat([_gumbel(torch.arange(piece.start, piece.stop, dtype=torch.int32)) for piece in pieces])
+
+
+def _gumbel(counters: Tensor) -> Tensor:
+    bits = _mix(_mix(counters) + 1)
     # 24 bits, at the middle of each step: small exponentials, which decide, are the finest; 1.0 must not appear
     uniform = _shift(bits, 8).to(torch.float32).add_(0.5).mul_(2.0**-24).clamp_(max=1.0 - 2.0**-24)
     return uniform.neg_().log1p_().neg_().log_().neg_()

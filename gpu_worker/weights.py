@@ -6,11 +6,12 @@ Knows files and their fields; refuses to know how a forward is computed, and nev
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+import torch.nn.functional as functional
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -18,7 +19,11 @@ from gpu_worker.models.config import LinearRope, Llama3Rope, ModelConfig, PlainR
 from wire.gguf_header import ModelFileError
 
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+EMBEDDING = "model.embed_tokens.weight"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+
+Embedding = Callable[[Tensor], Tensor]
 
 
 class WeightsError(ModelFileError):
@@ -32,6 +37,10 @@ class Weights(Protocol):
 
     def tensor(self, name: str, *shape: int) -> Tensor:
         """Raises WeightsError when it is missing, of another shape or not readable. The caller owns the result."""
+        ...
+
+    def embedding(self, *shape: int) -> Embedding:
+        """Token ids [T] to their rows [T, hidden], float32. Keeps the table as the file stores it, which is smaller."""
         ...
 
 
@@ -58,6 +67,14 @@ class FolderWeights:
         self.config = checked(parse_config(settings, where=f"{folder.name}/config.json"), f"{folder.name}/config.json")
 
     def tensor(self, name: str, *shape: int) -> Tensor:
+        return self._stored(name, shape).to(torch.float32)
+
+    def embedding(self, *shape: int) -> Embedding:
+        table = self._stored(EMBEDDING, shape)
+        return lambda token_ids: functional.embedding(token_ids, table).to(torch.float32)
+
+    def _stored(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """In the file's own precision."""
         shard = self._shard_of.get(name)
         if shard is None:
             raise WeightsError(f"{self._folder.name}: tensor {name} is missing")
@@ -70,7 +87,7 @@ class FolderWeights:
             raise WeightsError(f"{self._folder.name}/{shard}: tensor {name} is {tuple(found.shape)}, expected {shape}")
         if not found.is_floating_point():
             raise WeightsError(f"{self._folder.name}/{shard}: tensor {name} holds {found.dtype}, not floating point")
-        return found.to(torch.float32, copy=True)  # copy: the file is unmapped when this returns
+        return found.clone()  # the file is unmapped when this returns
 
     def _find_shards(self) -> Mapping[str, str]:
         index = self._folder / "model.safetensors.index.json"

@@ -17,7 +17,7 @@ from gpu_worker.kernels.reference import attend, write_kv
 from gpu_worker.models.batch import Batch
 from gpu_worker.models.config import DividedRope, LinearRope, Llama3Rope, ModelConfig, PlainRope
 from gpu_worker.models.linear import PackedLinear
-from gpu_worker.weights import Weights
+from gpu_worker.weights import EMBEDDING, Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,20 +39,18 @@ class Llama:
 
     def __init__(self, weights: Weights) -> None:
         self.config = config = weights.config
-        self._embedding = weights.tensor("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+        self._embedding = weights.embedding(config.vocab_size, config.hidden_size)
         self._layers = [_load_layer(weights, index) for index in range(config.num_layers)]
         self._norm = weights.tensor("model.norm.weight", config.hidden_size)
-        head = self._embedding
-        if not config.tied_embeddings:
-            head = weights.tensor("lm_head.weight", config.vocab_size, config.hidden_size)
-        self._head = PackedLinear(head)
+        head = EMBEDDING if config.tied_embeddings else "lm_head.weight"
+        self._head = PackedLinear(weights.tensor(head, config.vocab_size, config.hidden_size))
         self._frequencies = inverse_frequencies(config)
 
     def forward(self, batch: Batch, pool: Tensor) -> Tensor:
         """Hidden states [T, hidden] before the last norm. Writes the tokens' keys and values into ``pool``."""
         angles = (batch.positions[:, None].to(torch.float32) * self._frequencies)[:, None, :]  # [T, 1, D / 2]
         cos, sin = angles.cos(), angles.sin()
-        hidden = functional.embedding(batch.token_ids, self._embedding)
+        hidden = self._embedding(batch.token_ids)
         for index, layer in enumerate(self._layers):
             mixed = self._attention(index, layer, self._norm_of(hidden, layer.attention_norm), batch, pool, cos, sin)
             hidden += layer.output(mixed)

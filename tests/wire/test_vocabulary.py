@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-import time
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -106,11 +107,21 @@ def test_the_table_of_byte_characters_is_a_bijection() -> None:
     assert (table["A"], table["Ġ"], table["Ċ"]) == (ord("A"), ord(" "), ord("\n"))
 
 
-def test_loading_is_quick(model_path: Path) -> None:
-    started = time.process_time()
-    load(model_path)
-    build_tokenizer(model_path)
-    assert time.process_time() - started < 1.0
+LIGHT = """
+import sys
+from wire.vocabulary import build_tokenizer, load
+load(sys.argv[1])
+build_tokenizer(sys.argv[1])
+print(*(name for name in ("torch", "numpy", "gguf", "transformers") if name in sys.modules))
+print(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1])
+"""
+
+
+def test_a_gateway_reads_it_without_heavy_packages_and_in_little_memory(model_path: Path) -> None:
+    command = [sys.executable, "-c", LIGHT, str(model_path)]
+    imported, most_kib = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    assert imported == ""
+    assert int(most_kib) < 100 << 10
 
 
 def write_gguf(

@@ -83,6 +83,15 @@ def test_a_gguf_file_gives_the_tensors_of_the_folder_it_was_made_from(
         assert torch.equal(weights.tensor(name, *expected.shape), expected), name
 
 
+def test_an_embedding_kept_as_stored_gives_the_rows_of_the_whole_table(
+    tiny_gguf: Path, tiny_folder: Path, tiny_tensors: dict[str, Tensor]
+) -> None:
+    token_ids = torch.tensor([258, 0, 7, 7])
+    for path in (tiny_gguf, tiny_folder):
+        look_up = open_weights(path).embedding(259, 64)
+        assert torch.equal(look_up(token_ids), tiny_tensors["model.embed_tokens.weight"][token_ids])
+
+
 def blocks_of(kind: str, num_rows: int) -> tuple[numpy.ndarray, numpy.ndarray]:
     """Random bytes of one 256-wide tensor with tame scales, and what the format's own definition makes of them."""
     random = numpy.random.default_rng(3)
