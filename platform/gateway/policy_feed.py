@@ -101,6 +101,7 @@ class PolicyFeed:
         self._raw: bytes | None = None
         self._view: PolicyView | None = None
         self._task: asyncio.Task[None] | None = None
+        self._stopping = False
 
     @property
     def view(self) -> PolicyView | None:
@@ -116,6 +117,8 @@ class PolicyFeed:
         self._task = asyncio.create_task(self._follow(), name="policy feed")
 
     async def stop(self) -> None:
+        """The flag is for a cancel that the Redis client swallows while it connects."""
+        self._stopping = True
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
@@ -133,7 +136,7 @@ class PolicyFeed:
             log.error("a published policy cannot be read and is ignored: %s", error)
 
     async def _follow(self) -> None:
-        while True:
+        while not self._stopping:
             try:
                 await self._listen()
             except RedisError as error:
@@ -144,7 +147,7 @@ class PolicyFeed:
         async with self._redis.pubsub() as pubsub:
             await pubsub.subscribe(self._keys.policy_changed, keys_changed(self._keys))
             self._on_key_changed(None)  # pings may have been lost while nobody listened
-            while True:
+            while not self._stopping:
                 await self._handle(pubsub)
                 await self.refresh()
 

@@ -72,6 +72,7 @@ class Runtime:
         self._key_table = key_table
         self._reads_done = asyncio.Condition()
         self._num_reads = 0
+        self._stopping = False
         self._stack = AsyncExitStack()
 
     @classmethod
@@ -119,6 +120,8 @@ class Runtime:
             stack.push_async_callback(_stopped, task)
 
     async def stop(self) -> None:
+        """The flag is for a cancel that the Redis client swallows while it connects."""
+        self._stopping = True
         await self._stack.aclose()
 
     async def _current_loads(self) -> Sequence[LoadSnapshot]:
@@ -127,7 +130,7 @@ class Runtime:
     async def _repeat(self, work: Callable[[], Awaitable[None]], period_s: float) -> None:
         """Failures of the Bus are told once per outage."""
         failing = False
-        while True:
+        while not self._stopping:
             try:
                 await work()
                 failing = False

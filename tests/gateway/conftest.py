@@ -1,0 +1,458 @@
+"""A small world around the door: real Valkey, a worker that does what a test scripts, Aurora, Bulk, Nova and Stranger."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import threading
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import redis
+import uvicorn
+from openai import AsyncOpenAI
+from redis.asyncio import Redis
+
+from gateway import runtime as gateway_runtime
+from gateway.auth import StoredKey
+from gateway.runtime import Runtime
+from gateway.text import byte_text
+from scheduler_engine.policy import PolicySnapshot, PriorityClass, TenantClassPolicy, cpu_classes, snapshot_to_dict
+from tenants import api_keys
+from wire.bus import BadEntry, StepOutput
+from wire.messages import (
+    Cancel,
+    ChoiceEnd,
+    ClassSnapshot,
+    EngineCounters,
+    Finished,
+    Histogram,
+    LoadSnapshot,
+    Rejected,
+    Submit,
+    ToGateway,
+    Tokens,
+    ToWorker,
+    Usage,
+)
+from wire.redis_bus import RedisGatewayBus, RedisUsageReader, RedisWorkerBus, write_policy
+from wire.redis_keys import Keys
+
+MODEL = "simulated"
+BODY_LIMIT = 1_048_576
+AURORA, BULK, NOVA, STRANGER = "aurora", "bulk", "nova", "stranger"
+NO_TIME = Histogram(counts=(0,) * 16, sum_us=0)
+
+
+def cell(tenant_id: str, priority_class: PriorityClass, **limits: Any) -> TenantClassPolicy:
+    return TenantClassPolicy(tenant_id=tenant_id, priority_class=priority_class, **limits)
+
+
+WORLD_QUOTAS = (
+    *(cell(AURORA, priority_class) for priority_class in PriorityClass),
+    cell(BULK, PriorityClass.DEFAULT),
+    cell(BULK, PriorityClass.BATCH),
+    cell(NOVA, PriorityClass.DEFAULT, requests_per_minute=60, tokens_per_minute=6_000, concurrency=3),
+    cell(STRANGER, PriorityClass.DEFAULT, allowed=False),
+)
+
+
+@dataclass(slots=True)
+class Script:
+    """What the worker does with a Submit."""
+
+    answer: bytes | Sequence[int] = b"Hello, Aurora."
+    reason: str = "stop"
+    visible_bytes: int | None = None
+    reject: tuple[str, int | None] | None = None
+    hang: bool = False  # takes the work and never says anything
+    tokens_per_step: int = 1
+    prompt_first: bool = False  # stays in prefill until told otherwise
+
+
+@dataclass(slots=True)
+class _Work:
+    submit: Submit
+    script: Script
+    done: int = 0
+
+
+class FakeWorker:
+    """Speaks the worker's side of the Bus from a thread of its own, one step per ``step_s``."""
+
+    def __init__(self, url: str, keys: Keys, worker_id: str = "worker-1") -> None:
+        self.bus = RedisWorkerBus(url, worker_id, keys=keys)
+        self.script = Script()
+        self.step_s = 0.0
+        self.step = 0
+        self.submits: list[Submit] = []
+        self.cancels: list[tuple[int, Cancel]] = []
+        self.generated: dict[str, int] = {}
+        self.last_step: dict[str, int] = {}
+        self.closed: dict[PriorityClass, int | None] = {}
+        self.max_model_len = 32_768
+        self.beating = True
+        self._works: dict[str, _Work] = {}
+        self._stop = threading.Event()
+        self.epoch = self.bus.open()
+        self._thread = threading.Thread(target=self._run, name="fake worker")
+
+    def go_on(self) -> None:
+        """End every prefill that was held."""
+        for work in self._works.values():
+            work.script.prompt_first = False
+
+    def freeze(self) -> None:
+        """No more snapshots and no more tokens, like a process that was stopped."""
+        self.beating = False
+        for work in self._works.values():
+            work.script.hang = True
+
+    def start(self) -> None:
+        self.bus.publish_load(self.load())
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        self.bus.close()
+
+    def load(self) -> LoadSnapshot:
+        rows = tuple(self._row(priority_class) for priority_class in PriorityClass)
+        return LoadSnapshot(
+            worker_id=self.bus.worker_id,
+            epoch=self.epoch,
+            model=MODEL,
+            ready=True,
+            draining=False,
+            max_model_len=self.max_model_len,
+            last_step_age_us=0,
+            step=self.step,
+            num_blocks=100,
+            num_free_blocks=100,
+            num_host_blocks=0,
+            num_free_host_blocks=0,
+            num_slots=8,
+            num_free_slots=8,
+            policy_version=1,
+            prompt_tokens_total=0,
+            output_tokens_total=0,
+            busy_us_total=0,
+            classes=rows,
+        )
+
+    def _row(self, priority_class: PriorityClass) -> ClassSnapshot:
+        return ClassSnapshot(
+            priority_class=priority_class,
+            num_waiting=0,
+            num_running=0,
+            num_suspended=0,
+            waiting_gpu_us=0,
+            estimated_start_q50_us=0,
+            estimated_start_q90_us=0,
+            closed=priority_class in self.closed,
+            retry_after_us=self.closed.get(priority_class),
+            prompt_tokens=0,
+            output_tokens=0,
+            queue_wait=NO_TIME,
+            ttft=NO_TIME,
+            preemptions=(),
+            shed=(),
+        )
+
+    def _run(self) -> None:
+        beat_at = 0.0
+        while not self._stop.is_set():
+            if self.beating and time.monotonic() >= beat_at:
+                self.bus.publish_load(self.load())
+                beat_at = time.monotonic() + 0.05
+            for message in self.bus.receive(0.001 if self._works else 0.02):
+                self._take(message)
+            self._advance()
+            if self.step_s:
+                time.sleep(self.step_s)
+
+    def _take(self, message: ToWorker | BadEntry) -> None:
+        match message:
+            case Submit():
+                self.submits.append(message)
+                self._works[message.response_id] = _Work(message, replace(self.script))
+            case Cancel():
+                self.cancels.append((self.step, message))
+                work = self._works.get(message.response_id)
+                if work is not None and not work.script.hang:
+                    self._publish(*self._end(work, "cancelled"))
+            case _:
+                pass
+
+    def _advance(self) -> None:
+        ready = [w for w in self._works.values() if not w.script.hang and not w.script.prompt_first]
+        if not ready:
+            return
+        self.step += 1
+        messages: list[ToGateway] = []
+        usages: list[Usage] = []
+        for work in ready:
+            more, used = self._one_step(work)
+            messages += more
+            usages += used
+        self._publish(messages, usages)
+
+    def _one_step(self, work: _Work) -> tuple[list[ToGateway], list[Usage]]:
+        script, response_id = work.script, work.submit.response_id
+        if script.reject is not None:
+            return self._reject(work)
+        limit = min(len(script.answer), work.submit.max_tokens)
+        token_ids = tuple(script.answer[work.done : min(limit, work.done + script.tokens_per_step)])
+        tokens = Tokens(
+            worker_id=self.bus.worker_id,
+            epoch=self.epoch,
+            step=self.step,
+            response_ids=(response_id,),
+            attempts=(work.submit.attempt,),
+            choices=(0,),
+            first_indexes=(work.done,),
+            token_ids=(token_ids,),
+        )
+        work.done += len(token_ids)
+        self.generated[response_id] = work.done
+        self.last_step[response_id] = self.step
+        if work.done < limit:
+            return [tokens], []
+        reason = "length" if work.done == work.submit.max_tokens < len(script.answer) else script.reason
+        messages, usages = self._end(work, reason)
+        return [tokens, *messages], usages
+
+    def _reject(self, work: _Work) -> tuple[list[ToGateway], list[Usage]]:
+        assert work.script.reject is not None
+        reason, retry_after_us = work.script.reject
+        del self._works[work.submit.response_id]
+        rejected = Rejected(
+            response_id=work.submit.response_id,
+            attempt=work.submit.attempt,
+            reason=reason,
+            retry_after_us=retry_after_us,
+        )
+        return [rejected], [self._usage(work, "shed", 0)]
+
+    def _end(self, work: _Work, reason: str) -> tuple[list[ToGateway], list[Usage]]:
+        del self._works[work.submit.response_id]
+        prompt = len(work.submit.prompt_token_ids)
+        finished = Finished(
+            response_id=work.submit.response_id,
+            attempt=work.submit.attempt,
+            choices=(ChoiceEnd(choice=0, reason=reason, visible_bytes=work.script.visible_bytes),),
+            prompt_tokens=prompt,
+            cached_tokens=0,
+            output_tokens=work.done,
+            counters=EngineCounters(queue_us=2_000, total_us=9_000),
+        )
+        terminal = {"cancelled": "cancelled_client", "failed": "failed_platform"}.get(reason, "completed")
+        return [finished], [self._usage(work, terminal, prompt)]
+
+    def _usage(self, work: _Work, terminal: str, prompt_tokens: int) -> Usage:
+        submit = work.submit
+        return Usage(
+            response_id=submit.response_id,
+            attempt=submit.attempt,
+            tenant_id=submit.tenant_id,
+            project_id=submit.project_id,
+            key_id=submit.key_id,
+            priority_class=submit.priority_class,
+            model=submit.model,
+            prompt_tokens=prompt_tokens,
+            cached_tokens=0,
+            output_tokens=work.done,
+            terminal=terminal,
+            policy_version=submit.policy_version,
+            price_version=submit.price_version,
+            counters=EngineCounters(),
+        )
+
+    def _publish(self, messages: Sequence[ToGateway], usages: Sequence[Usage]) -> None:
+        by_gateway: dict[str, list[ToGateway]] = {}
+        for submit in self.submits:
+            by_gateway.setdefault(submit.gateway_id, list(messages))
+        self.bus.publish(StepOutput(to_gateways=by_gateway, usages=usages))
+
+
+@dataclass(slots=True)
+class KeyShelf:
+    """The key table without PostgreSQL."""
+
+    stored: dict[str, StoredKey] = field(default_factory=dict)
+    num_lookups: int = 0
+
+    async def open(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def find(self, public_id: str) -> StoredKey | None:
+        self.num_lookups += 1
+        return self.stored.get(public_id)
+
+    def issue(self, tenant_id: str, default_class: str = "default") -> str:
+        new = api_keys.make("test")
+        self.stored[new.public_id] = StoredKey(
+            key_id=f"key-{tenant_id}",
+            tenant_id=tenant_id,
+            project_id=f"project-{tenant_id}",
+            secret_sha256=new.secret_sha256,
+            default_class=default_class,
+            is_usable=True,
+            expires_at_s=None,
+        )
+        return new.text
+
+
+def policy_document(version: int, quotas: Sequence[TenantClassPolicy], prices: Sequence[int] = (1, 1, 2)) -> str:
+    snapshot = PolicySnapshot(version=version, classes=cpu_classes(), tenants=tuple(quotas))
+    rows = [
+        {
+            "model": MODEL,
+            "priority_class": c.label,
+            "token_kind": kind,
+            "micros_per_million": price * 1_000_000,
+        }
+        for c in PriorityClass
+        for kind, price in zip(("prompt", "cached", "output"), prices, strict=True)
+    ]
+    names = {t: {"slug": t, "name": t.title(), "timezone": "UTC"} for t in (AURORA, BULK, NOVA, STRANGER)}
+    document = {"version": version, "policy": snapshot_to_dict(snapshot), "price_version": 1, "prices": rows}
+    return json.dumps({**document, "tenants": names})
+
+
+class World:
+    """The door of one gateway on a loopback port, its worker, and looks into Redis."""
+
+    def __init__(self, url: str, keys: Keys) -> None:
+        self.url = url
+        self.redis_keys = keys
+        self.redis = redis.Redis.from_url(url)
+        self.shelf = KeyShelf()
+        self.keys = {tenant: self.shelf.issue(tenant) for tenant in (AURORA, BULK, NOVA, STRANGER)}
+        self.worker = FakeWorker(url, keys)
+        self.policy_version = 0
+        self.base_url = ""
+        self.runtime: Runtime | None = None
+        self._clients: dict[str, AsyncOpenAI] = {}
+
+    def publish(self, *quotas: TenantClassPolicy) -> None:
+        """Put these cells in force, the world's other cells beside them."""
+        replaced = {(quota.tenant_id, quota.priority_class) for quota in quotas}
+        others = [q for q in WORLD_QUOTAS if (q.tenant_id, q.priority_class) not in replaced]
+        self.policy_version += 1
+        document = policy_document(self.policy_version, [*others, *quotas])
+        write_policy(self.redis, self.redis_keys, version=self.policy_version, document=document)
+
+    async def set_quota(self, *quotas: TenantClassPolicy) -> None:
+        """Publish, and wait until the gateway has it."""
+        assert self.runtime is not None
+        self.publish(*quotas)
+        policy = self.runtime.policy
+        await until(lambda: policy.view is not None and policy.view.version == self.policy_version)
+
+    def new_runtime(self, gateway_id: str) -> Runtime:
+        return Runtime(
+            bus=RedisGatewayBus(self.url, gateway_id, keys=self.redis_keys),
+            redis=Redis.from_url(self.url, protocol=2),
+            redis_keys=self.redis_keys,
+            key_table=self.shelf,
+            texts=[byte_text()],
+            body_limit_bytes=BODY_LIMIT,
+        )
+
+    def client(self, tenant: str = AURORA) -> AsyncOpenAI:
+        """The official client, which checks our bodies against its own types."""
+        if tenant not in self._clients:
+            self._clients[tenant] = AsyncOpenAI(
+                base_url=f"{self.base_url}/v1",
+                api_key=self.keys[tenant],
+                max_retries=0,
+                _strict_response_validation=True,
+            )
+        return self._clients[tenant]
+
+    async def close_clients(self) -> None:
+        for client in self._clients.values():
+            await client.close()
+
+    def usage_messages(self) -> list[Any]:
+        """All that stands in the durable stream, in order."""
+        with contextlib.closing(RedisUsageReader(self.url, keys=self.redis_keys, consumer="test")) as reader:
+            return [entry.message for entry in reader.read(10_000, 0.0)]
+
+    def slots_in_use(self, tenant: str = AURORA, label: str = "default") -> int:
+        return self.redis.zcard(f"{self.redis_keys.prefix}lease:{tenant}:{label}")
+
+    def money(self, tenant: str, label: str) -> dict[str, int]:
+        """open and settled, over all windows."""
+        totals = {"open": 0, "settled": 0}
+        for key in self.redis.scan_iter(f"{self.redis_keys.prefix}money:{tenant}:{label}:*"):
+            for name, amount in self.redis.hgetall(key).items():
+                totals[name.decode()] += int(amount)
+        return totals
+
+    def level(self, kind: str, tenant: str, label: str = "default") -> float | None:
+        level = self.redis.hget(f"{self.redis_keys.prefix}limit:{tenant}:{label}:{kind}", "level")
+        return None if level is None else float(level)
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    """Poll for something another thread or process brings about."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+class _Server(uvicorn.Server):
+    def install_signal_handlers(self) -> None: ...
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@contextlib.asynccontextmanager
+async def serving(application: Any) -> AsyncIterator[str]:
+    """A server on a free loopback port, in this event loop."""
+    config = uvicorn.Config(
+        application, port=0, lifespan="off", log_config=None, access_log=False, timeout_graceful_shutdown=1
+    )
+    server = _Server(config)
+    task = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.005)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        await task
+
+
+@pytest.fixture
+async def world(valkey: str) -> AsyncIterator[World]:
+    """One gateway behind a port, and a scripted worker."""
+    from gateway import asgi
+
+    world = World(valkey, Keys(f"test:{uuid.uuid4().hex}:"))
+    world.publish()
+    world.worker.start()
+    runtime = world.runtime = world.new_runtime("gateway-1")
+    await runtime.start()
+    gateway_runtime.set_current(runtime)
+    try:
+        async with serving(asgi.router) as world.base_url:
+            yield world
+            await world.close_clients()
+    finally:
+        gateway_runtime.set_current(None)
+        await runtime.stop()
+        world.worker.stop()
+        world.redis.close()

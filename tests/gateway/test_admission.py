@@ -1,0 +1,317 @@
+"""Every limit in one atomic step on a real Valkey: P01, P14, and I1 and I4 of the case list."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import uuid
+from collections.abc import AsyncIterator
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+from redis.asyncio import Redis
+
+from billing.pricing import TokenPrices
+from gateway.admission import LEASE_MS, Admission, Denied, Grant, Wish, duration_text, window_id
+from gateway.errors import Reason
+from scheduler_engine.policy import PriorityClass, TenantClassPolicy
+from wire.messages import Released, Reserved
+from wire.redis_bus import RedisGatewayBus, RedisUsageReader
+from wire.redis_keys import Keys
+
+UTC = ZoneInfo("UTC")
+PER_TOKEN = TokenPrices(prompt=1_000_000, cached=1_000_000, output=1_000_000)  # one micro for each token
+START_MS = 1_800_000_000_000
+
+
+class Gate:
+    """An admission on a clock of its own, with looks at what it holds."""
+
+    def __init__(self, url: str, prefix: str) -> None:
+        self.url = url
+        self.keys = Keys(prefix)
+        self.redis = Redis.from_url(url, protocol=2)
+        self._clients = [self.redis]
+        self.now_ms = START_MS
+        self.admission = self.another()
+        self._ids = itertools.count(1)
+
+    def another(self) -> Admission:
+        """The admission of another process: only Redis is shared."""
+        self._clients.append(Redis.from_url(self.url, protocol=2))
+        return Admission(self._clients[-1], self.keys, lambda: self.now_ms)
+
+    async def close(self) -> None:
+        for client in self._clients:
+            await client.aclose()
+
+    def wish(self, prompt: int = 10, max_tokens: int = 10, **limits: Any) -> Wish:
+        quota = TenantClassPolicy(tenant_id="nova", priority_class=PriorityClass.DEFAULT, **limits)
+        return Wish(
+            response_id=f"r{next(self._ids)}",
+            gateway_id="g",
+            worker_id="w",
+            tenant_id="nova",
+            project_id="p",
+            key_id="k",
+            priority_class=PriorityClass.DEFAULT,
+            model="m",
+            source="rest",
+            prompt_tokens=prompt,
+            max_tokens=max_tokens,
+            quota=quota,
+            prices=PER_TOKEN,
+            zone=UTC,
+            policy_version=1,
+            price_version=1,
+        )
+
+    async def admit(self, prompt: int = 10, max_tokens: int = 10, **limits: Any) -> Grant | Denied:
+        return await self.admission.admit(self.wish(prompt, max_tokens, **limits))
+
+    async def end(self, grant: Grant) -> None:
+        """The response was refused further on: everything goes back."""
+        bus = RedisGatewayBus(self.url, "g", keys=self.keys)
+        released = Released(response_id=grant.response_id, tenant_id="nova", reason="test")
+        await bus.append_usage(released)
+        await bus.close()
+
+    async def everything(self) -> dict[bytes, object]:
+        """All of this gate's keys with their values."""
+        found: dict[bytes, object] = {}
+        async for key in self.redis.scan_iter(f"{self.keys.prefix}*"):
+            kind = await self.redis.type(key)
+            match kind:
+                case b"hash":
+                    found[key] = await self.redis.hgetall(key)
+                case b"zset":
+                    found[key] = await self.redis.zrange(key, 0, -1, withscores=True)
+                case _:
+                    found[key] = await self.redis.xlen(key)
+        return found
+
+    async def money(self) -> tuple[int, int]:
+        """(open, settled)."""
+        async for key in self.redis.scan_iter(f"{self.keys.prefix}money:*"):
+            held = await self.redis.hgetall(key)
+            return int(held[b"open"]), int(held[b"settled"])
+        return 0, 0
+
+
+@pytest.fixture
+async def gate(valkey_url: str) -> AsyncIterator[Gate]:
+    gate = Gate(valkey_url, f"admission:{uuid.uuid4().hex}:")
+    yield gate
+    async for key in gate.redis.scan_iter(f"{gate.keys.prefix}*"):
+        await gate.redis.delete(key)
+    await gate.close()
+
+
+def granted(outcome: Grant | Denied) -> Grant:
+    assert isinstance(outcome, Grant), outcome
+    return outcome
+
+
+def denied(outcome: Grant | Denied) -> Denied:
+    assert isinstance(outcome, Denied), outcome
+    return outcome
+
+
+@pytest.mark.parametrize("repetition", range(20))
+async def test_ten_parallel_requests_of_60_under_a_cap_of_100_let_in_exactly_one(gate: Gate, repetition: int) -> None:
+    """P01. Two processes, all at once; worst case 60 each."""
+    doors = [gate.another(), gate.another()]
+    wishes = [gate.wish(prompt=30, max_tokens=30, money_micros=100) for _ in range(10)]
+    random.Random(repetition).shuffle(wishes)
+    outcomes = await asyncio.gather(*(doors[i % 2].admit(wish) for i, wish in enumerate(wishes)))
+    refusals = [outcome.refusal for outcome in outcomes if isinstance(outcome, Denied)]
+    assert len(refusals) == 9
+    assert {(r.status, r.row.code) for r in refusals} == {(429, "insufficient_quota")}
+    assert await gate.money() == (60, 0)
+
+
+async def test_settled_and_open_money_together_never_pass_the_cap(gate: Gate) -> None:
+    first = granted(await gate.admit(30, 30, money_micros=100))
+    assert denied(await gate.admit(30, 30, money_micros=100)).refusal.reason is Reason.MONEY
+    await gate.end(first)
+    assert await gate.money() == (0, 0)
+    granted(await gate.admit(30, 30, money_micros=100))
+
+
+async def test_a_refused_request_changes_nothing_at_all(gate: Gate) -> None:
+    """I4, for each kind of limit, also when the limits before it would have let the request in."""
+    granted(await gate.admit(30, 30, concurrency=1, money_micros=100, tokens_per_minute=100, requests_per_minute=2))
+    before = await gate.everything()
+    for limits, reason in (
+        ({"concurrency": 1}, Reason.CONCURRENCY),
+        ({"money_micros": 100}, Reason.MONEY),
+        ({"tokens_per_minute": 100, "requests_per_minute": 2}, Reason.TOKENS_PER_MINUTE),
+        ({"requests_per_minute": 2, "tokens_per_minute": 100, "concurrency": 9}, Reason.TOKENS_PER_MINUTE),
+    ):
+        assert denied(await gate.admit(30, 30, **limits)).refusal.reason is reason
+        assert await gate.everything() == before
+
+
+async def test_an_admitted_request_stands_in_the_usage_stream_before_anything_is_sent(gate: Gate) -> None:
+    grant = granted(await gate.admit(10, 20))
+    reader = RedisUsageReader(gate.url, keys=gate.keys)
+    (entry,) = reader.read(10, 0.0)
+    reader.close()
+    assert isinstance(entry.message, Reserved)
+    assert (entry.message.response_id, entry.message.money_micros) == (grant.response_id, 30)
+    assert (entry.message.reserved_tokens, entry.message.window_id) == (30, "2027-01")
+
+
+async def test_requests_per_minute_refill_with_time_and_tell_when(gate: Gate) -> None:
+    for _ in range(3):
+        granted(await gate.admit(requests_per_minute=3))
+    refusal = denied(await gate.admit(requests_per_minute=3)).refusal
+    assert (refusal.reason, refusal.retry_after_us) == (Reason.REQUESTS_PER_MINUTE, 20_000_000)
+    gate.now_ms += 19_999
+    denied(await gate.admit(requests_per_minute=3))
+    gate.now_ms += 1
+    granted(await gate.admit(requests_per_minute=3))
+
+
+async def test_a_bucket_refills_exactly_over_many_small_steps(gate: Gate) -> None:
+    """7 per minute is no whole number per millisecond: nothing may be lost or made up by rounding."""
+    for _ in range(7):
+        granted(await gate.admit(requests_per_minute=7))
+    admitted = 0
+    for _ in range(600):
+        gate.now_ms += 101
+        admitted += isinstance(await gate.admit(requests_per_minute=7), Grant)
+    assert admitted == 60_600 * 7 // 60_000
+
+
+async def test_a_bucket_never_holds_more_than_a_minute(gate: Gate) -> None:
+    granted(await gate.admit(requests_per_minute=2))
+    gate.now_ms += 3_600_000
+    limits = granted(await gate.admit(requests_per_minute=2)).limits
+    assert limits.requests is not None
+    assert limits.requests.remaining == 1
+
+
+async def test_a_released_request_gives_back_its_tokens_and_its_request(gate: Gate) -> None:
+    limits = {"tokens_per_minute": 100, "requests_per_minute": 1, "concurrency": 1}
+    grant = granted(await gate.admit(30, 30, **limits))
+    assert grant.limits.tokens is not None
+    assert grant.limits.tokens.remaining == 40
+    await gate.end(grant)
+    again = granted(await gate.admit(30, 30, **limits))
+    assert again.limits == grant.limits
+
+
+async def test_a_raised_limit_takes_effect_at_the_next_request(gate: Gate) -> None:
+    granted(await gate.admit(requests_per_minute=1))
+    denied(await gate.admit(requests_per_minute=1))
+    granted(await gate.admit(requests_per_minute=2))
+
+
+async def test_a_lowered_limit_caps_what_is_left(gate: Gate) -> None:
+    granted(await gate.admit(requests_per_minute=100))
+    limits = granted(await gate.admit(requests_per_minute=5)).limits
+    assert limits.requests is not None
+    assert limits.requests.remaining == 4
+
+
+async def test_without_a_limit_nothing_is_counted_but_the_slot_and_the_money(gate: Gate) -> None:
+    for _ in range(50):
+        grant = granted(await gate.admit())
+    assert (grant.limits.requests, grant.limits.tokens) == (None, None)
+    assert await gate.money() == (1_000, 0)
+
+
+async def test_a_concurrency_limit_set_while_requests_run_counts_those_too(gate: Gate) -> None:
+    granted(await gate.admit())
+    assert denied(await gate.admit(concurrency=1)).refusal.reason is Reason.CONCURRENCY
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"requests_per_minute": 0},
+        {"tokens_per_minute": 0},
+        {"concurrency": 0},
+        {"tokens_per_minute": 19},
+    ],
+)
+async def test_what_its_limit_can_never_hold_is_refused_at_once_and_for_good(
+    gate: Gate, limits: dict[str, int]
+) -> None:
+    refusal = denied(await gate.admit(10, 10, **limits)).refusal
+    assert refusal.reason is Reason.NEVER_WITHIN_LIMIT
+    assert refusal.headers() == {"x-should-retry": "false"}
+    assert await gate.everything() == {}
+
+
+async def test_zero_money_allows_nothing_that_costs(gate: Gate) -> None:
+    assert denied(await gate.admit(money_micros=0)).refusal.reason is Reason.MONEY
+
+
+async def test_two_hung_responses_give_their_slots_back_when_nobody_renews_them(gate: Gate) -> None:
+    """P14. The third call is served; with renewal it is not."""
+    hung = [granted(await gate.admit(concurrency=2)) for _ in range(2)]
+    gate.now_ms += LEASE_MS - 1
+    await gate.admission.renew(hung)
+    gate.now_ms += LEASE_MS - 1
+    denied(await gate.admit(concurrency=2))
+    gate.now_ms += 1
+    granted(await gate.admit(concurrency=2))
+
+
+async def test_a_lease_that_has_ended_is_not_renewed_back_to_life(gate: Gate) -> None:
+    grant = granted(await gate.admit(concurrency=1))
+    await gate.end(grant)
+    await gate.admission.renew([grant])
+    granted(await gate.admit(concurrency=1))
+
+
+async def test_parallel_requests_never_pass_the_concurrency_limit(gate: Gate) -> None:
+    doors = [gate.another() for _ in range(3)]
+    outcomes = await asyncio.gather(*(doors[i % 3].admit(gate.wish(concurrency=5)) for i in range(60)))
+    assert sum(isinstance(outcome, Grant) for outcome in outcomes) == 5
+
+
+async def test_another_class_of_the_same_tenant_has_limits_of_its_own(gate: Gate) -> None:
+    granted(await gate.admit(concurrency=1))
+    wish = gate.wish(concurrency=1)
+    batch = TenantClassPolicy(tenant_id="nova", priority_class=PriorityClass.BATCH, concurrency=1)
+    other = {**{f: getattr(wish, f) for f in wish.__slots__}, "priority_class": PriorityClass.BATCH, "quota": batch}
+    granted(await gate.admission.admit(Wish(**other)))
+
+
+async def test_a_full_usage_stream_lets_nobody_in(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.admission.MAX_USAGE_ENTRIES", 1)
+    granted(await gate.admit())
+    assert denied(await gate.admit()).refusal.status == 503
+
+
+async def test_the_same_response_is_never_let_in_twice(gate: Gate) -> None:
+    wish = gate.wish()
+    granted(await gate.admission.admit(wish))
+    denied(await gate.admission.admit(wish))
+    assert await gate.money() == (20, 0)
+
+
+async def test_while_redis_is_down_nobody_is_let_in() -> None:
+    gate = Gate("redis://127.0.0.1:1/0", "nowhere:")
+    refusal = denied(await gate.admit()).refusal
+    await gate.close()
+    assert (refusal.status, refusal.row.code) == (503, "service_unavailable")
+
+
+@pytest.mark.parametrize(
+    ("window", "zone", "expected"),
+    [("day", "UTC", "2026-12-31"), ("day", "Pacific/Auckland", "2027-01-01"), ("month", "Pacific/Auckland", "2027-01")],
+)
+def test_a_money_window_is_a_calendar_window_in_the_tenants_zone(window: Any, zone: str, expected: str) -> None:
+    quota = TenantClassPolicy(tenant_id="t", priority_class=PriorityClass.DEFAULT, money_window=window)
+    assert window_id(quota, ZoneInfo(zone), 1_798_714_800_000) == expected  # 2026-12-31 11:00 UTC
+
+
+@pytest.mark.parametrize(("milliseconds", "text"), [(0, "0ms"), (12, "12ms"), (1_000, "1s"), (360_000, "6m0s")])
+def test_reset_times_are_written_as_the_openai_headers_write_them(milliseconds: int, text: str) -> None:
+    assert duration_text(milliseconds) == text

@@ -1,0 +1,162 @@
+"""Keys at the door: one header, constant words, a cache that a push empties."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from gateway.auth import KEY_TTL_S, UNKNOWN_TTL_S, Caller, Keys, KeyStoreDown, StoredKey, key_of_request
+from gateway.errors import Reason, Refusal
+from scheduler_engine.policy import PriorityClass
+from tenants import api_keys
+
+NEW = api_keys.make("test")
+STORED = StoredKey("key-1", "aurora", "chat", NEW.secret_sha256, "interactive", True, None)
+
+
+class Table:
+    """Counts look-ups; answers what it is told."""
+
+    def __init__(self, stored: StoredKey | None = STORED) -> None:
+        self.stored = stored
+        self.num_lookups = 0
+        self.is_down = False
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def find(self, public_id: str) -> StoredKey | None:
+        self.num_lookups += 1
+        answer = self.stored if public_id == NEW.public_id else None
+        await self.gate.wait()
+        if self.is_down:
+            raise KeyStoreDown("refused")
+        return answer
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def bearer(*values: str) -> list[tuple[bytes, bytes]]:
+    return [(b"authorization", value.encode()) for value in values]
+
+
+def reason_of(outcome: object) -> Reason:
+    assert isinstance(outcome, Refusal)
+    return outcome.reason
+
+
+def test_the_key_comes_from_the_bearer_header() -> None:
+    assert key_of_request(bearer("Bearer sk_x"), b"") == "sk_x"
+
+
+@pytest.mark.parametrize("headers", [[], bearer("sk_x"), bearer("Basic abc"), bearer("Bearer "), bearer("")])
+def test_no_bearer_key_is_no_key(headers: list[tuple[bytes, bytes]]) -> None:
+    assert reason_of(key_of_request(headers, b"")) is Reason.NO_KEY
+
+
+def test_two_authorization_headers_are_refused_even_when_equal() -> None:
+    assert reason_of(key_of_request(bearer("Bearer sk_x", "Bearer sk_x"), b"")) is Reason.INVALID_KEY
+
+
+@pytest.mark.parametrize("query", [b"api_key=sk_x", b"a=1&key=sk_x", b"access_token=", b"API_KEY=x"])
+def test_a_key_in_the_query_string_is_refused_even_beside_a_good_header(query: bytes) -> None:
+    assert reason_of(key_of_request(bearer("Bearer sk_x"), query)) is Reason.KEY_IN_QUERY
+
+
+async def test_a_good_key_is_its_caller() -> None:
+    caller = await Keys(Table().find).authenticate(NEW.text)
+    assert caller == Caller("key-1", NEW.public_id, "aurora", "chat", PriorityClass.INTERACTIVE)
+
+
+async def test_a_typo_is_refused_without_a_look_up() -> None:
+    table = Table()
+    assert reason_of(await Keys(table.find).authenticate(NEW.text[:-1] + "!")) is Reason.INVALID_KEY
+    assert table.num_lookups == 0
+
+
+async def test_an_unknown_id_and_a_wrong_secret_get_the_same_answer() -> None:
+    unknown = await Keys(Table().find).authenticate(api_keys.make("test").text)
+    wrong = await Keys(Table(replace(STORED, secret_sha256="0" * 64)).find).authenticate(NEW.text)
+    assert isinstance(unknown, Refusal)
+    assert unknown == wrong
+
+
+async def test_a_revoked_key_and_a_switched_off_tenant_open_nothing() -> None:
+    table = Table(replace(STORED, is_usable=False))
+    assert reason_of(await Keys(table.find).authenticate(NEW.text)) is Reason.INVALID_KEY
+
+
+async def test_a_key_expires_while_it_is_cached() -> None:
+    clock = Clock()
+    keys = Keys(Table(replace(STORED, expires_at_s=1_010.0)).find, clock, clock)
+    assert isinstance(await keys.authenticate(NEW.text), Caller)
+    clock.now_s = 1_010.0
+    assert reason_of(await keys.authenticate(NEW.text)) is Reason.INVALID_KEY
+
+
+async def test_a_known_key_is_looked_up_once_in_its_lifetime() -> None:
+    table, clock = Table(), Clock()
+    keys = Keys(table.find, clock, clock)
+    for _ in range(3):
+        await keys.authenticate(NEW.text)
+    assert table.num_lookups == 1
+    clock.now_s += KEY_TTL_S
+    await keys.authenticate(NEW.text)
+    assert table.num_lookups == 2
+
+
+async def test_an_unknown_key_is_remembered_only_shortly() -> None:
+    table, clock = Table(None), Clock()
+    keys = Keys(table.find, clock, clock)
+    await keys.authenticate(NEW.text)
+    table.stored = STORED
+    clock.now_s += UNKNOWN_TTL_S
+    assert isinstance(await keys.authenticate(NEW.text), Caller)
+
+
+async def test_a_push_drops_the_key_at_once() -> None:
+    table = Table()
+    keys = Keys(table.find)
+    await keys.authenticate(NEW.text)
+    table.stored = None
+    keys.forget(NEW.public_id)
+    assert reason_of(await keys.authenticate(NEW.text)) is Reason.INVALID_KEY
+
+
+async def test_an_answer_that_a_push_overtook_is_not_kept() -> None:
+    table = Table()
+    table.gate.clear()
+    keys = Keys(table.find)
+    asking = asyncio.create_task(keys.authenticate(NEW.text))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    table.stored = None
+    keys.forget(NEW.public_id)
+    table.gate.set()
+    await asking
+    assert reason_of(await keys.authenticate(NEW.text)) is Reason.INVALID_KEY
+
+
+async def test_many_who_ask_at_once_share_one_look_up() -> None:
+    table = Table()
+    keys = Keys(table.find)
+    callers = await asyncio.gather(*(keys.authenticate(NEW.text) for _ in range(20)))
+    assert table.num_lookups == 1
+    assert len(set(callers)) == 1
+
+
+async def test_while_the_database_is_down_a_new_key_is_503_and_a_known_one_still_works() -> None:
+    table = Table()
+    keys = Keys(table.find)
+    await keys.authenticate(NEW.text)
+    table.is_down = True
+    assert isinstance(await keys.authenticate(NEW.text), Caller)
+    keys.forget(NEW.public_id)
+    assert reason_of(await keys.authenticate(NEW.text)) is Reason.UNAVAILABLE

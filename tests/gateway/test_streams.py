@@ -1,0 +1,186 @@
+"""From the outbox to one response: order, ends, workers that die, readers that do not read."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gateway.admission import Grant, Limits
+from gateway.errors import Reason
+from gateway.streams import ABANDONED_LEASE_S, LOST_AFTER_S, STALLED_AFTER_S, Lost, ResponseStream, Streams
+from scheduler_engine.policy import PriorityClass
+from wire.bus import BadEntry
+from wire.messages import ChoiceEnd, EngineCounters, Finished, LoadSnapshot, Tokens
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def streams(clock: Clock) -> Streams:
+    return Streams(clock)
+
+
+def grant(response_id: str = "r") -> Grant:
+    return Grant(response_id, "aurora", "lease", Limits(PriorityClass.DEFAULT))
+
+
+def tokens(*token_ids: int, first: int = 0, response_id: str = "r", attempt: int = 1) -> Tokens:
+    return Tokens(
+        worker_id="w",
+        epoch=1,
+        step=1,
+        response_ids=(response_id,),
+        attempts=(attempt,),
+        choices=(0,),
+        first_indexes=(first,),
+        token_ids=(token_ids,),
+    )
+
+
+def finished(response_id: str = "r", attempt: int = 1) -> Finished:
+    return Finished(
+        response_id=response_id,
+        attempt=attempt,
+        choices=(ChoiceEnd(choice=0, reason="stop"),),
+        prompt_tokens=1,
+        cached_tokens=0,
+        output_tokens=1,
+        counters=EngineCounters(),
+    )
+
+
+def snapshot(worker_id: str, epoch: int) -> LoadSnapshot:
+    return LoadSnapshot(
+        worker_id=worker_id,
+        epoch=epoch,
+        model="m",
+        ready=True,
+        draining=False,
+        max_model_len=1,
+        last_step_age_us=0,
+        step=1,
+        num_blocks=1,
+        num_free_blocks=1,
+        num_host_blocks=0,
+        num_free_host_blocks=0,
+        num_slots=1,
+        num_free_slots=1,
+        policy_version=1,
+        prompt_tokens_total=0,
+        output_tokens_total=0,
+        busy_us_total=0,
+        classes=(),
+    )
+
+
+async def test_tokens_come_in_order_and_several_steps_may_come_at_once(streams: Streams) -> None:
+    stream = streams.open(grant(), "w", 1)
+    streams.deliver([tokens(1, 2), tokens(3, first=2)])
+    assert list((await stream.next()).token_ids) == [1, 2, 3]
+
+
+async def test_a_worker_that_repeats_itself_changes_nothing(streams: Streams) -> None:
+    stream = streams.open(grant(), "w", 1)
+    streams.deliver([tokens(1, 2), tokens(1, 2), tokens(2, 3, first=1)])
+    assert list((await stream.next()).token_ids) == [1, 2, 3]
+
+
+async def test_the_end_arrives_together_with_the_last_tokens_of_its_batch(streams: Streams) -> None:
+    stream = streams.open(grant(), "w", 1)
+    reading = asyncio.create_task(stream.next())
+    await asyncio.sleep(0)
+    streams.deliver([tokens(1), finished()])
+    delivery = await reading
+    assert list(delivery.token_ids) == [1]
+    assert delivery.end == finished()
+
+
+async def test_what_is_not_of_this_attempt_or_of_no_response_here_is_ignored(streams: Streams) -> None:
+    stream = streams.open(grant(), "w", 1, attempt=2)
+    streams.deliver([tokens(1), finished(), tokens(5, attempt=2), tokens(9, response_id="other")])
+    delivery = await stream.next()
+    assert (list(delivery.token_ids), delivery.end) == ([5], None)
+
+
+def test_an_entry_that_is_not_understood_is_counted(streams: Streams) -> None:
+    streams.deliver([BadEntry("1-1", "garbage")])
+    assert streams.num_bad_entries == 1
+
+
+async def test_a_reader_that_leaves_before_the_end_wakes_and_its_response_has_to_be_cancelled(streams: Streams) -> None:
+    stream = streams.open(grant(), "w", 1)
+    reading = asyncio.create_task(stream.next())
+    await asyncio.sleep(0)
+    stream.abandon()
+    assert (await reading).end is None
+    assert streams.leave(stream)
+    assert len(streams) == 1
+    streams.deliver([finished()])
+    assert len(streams) == 0
+
+
+async def test_a_reader_that_leaves_after_the_end_leaves_nothing_behind(streams: Streams) -> None:
+    stream = streams.open(grant(), "w", 1)
+    streams.deliver([finished()])
+    await stream.next()
+    assert not streams.leave(stream)
+    assert len(streams) == 0
+
+
+async def test_another_epoch_ends_the_responses_of_the_old_one(streams: Streams) -> None:
+    stream = streams.open(grant(), "w", 1)
+    assert streams.lost_workers([snapshot("w", 1)]) == []
+    assert streams.lost_workers([snapshot("w", 2)]) == [("w", 1)]
+    assert streams.lose("w", 1) == [stream]
+    end = (await stream.next()).end
+    assert isinstance(end, Lost)
+    assert end.refusal.reason is Reason.WORKER_LOST
+
+
+async def test_a_worker_is_lost_after_a_silence_and_not_before(streams: Streams, clock: Clock) -> None:
+    streams.open(grant(), "w", 1)
+    streams.lost_workers([snapshot("w", 1)])
+    clock.now_s = LOST_AFTER_S
+    assert streams.lost_workers([]) == []
+    clock.now_s = LOST_AFTER_S + 0.1
+    assert streams.lost_workers([]) == [("w", 1)]
+
+
+async def test_a_response_that_ended_does_not_fall_with_its_worker(streams: Streams) -> None:
+    stream = streams.open(grant(), "w", 1)
+    streams.deliver([tokens(1), finished()])
+    assert streams.lose("w", 1) == []
+    assert (await stream.next()).end == finished()
+
+
+async def test_tokens_unread_for_long_are_a_stalled_reader(streams: Streams, clock: Clock) -> None:
+    stream = streams.open(grant(), "w", 1)
+    streams.deliver([tokens(1)])
+    await stream.next()
+    clock.now_s = 100.0
+    assert not stream.is_stalled
+    streams.deliver([tokens(2, first=1)])
+    clock.now_s += STALLED_AFTER_S + 1
+    assert stream.is_stalled
+
+
+async def test_a_cancelled_response_gives_up_its_lease_even_when_its_worker_hangs(
+    streams: Streams, clock: Clock
+) -> None:
+    stream: ResponseStream = streams.open(grant(), "w", 1)
+    streams.leave(stream)
+    assert stream.holds_lease
+    clock.now_s = ABANDONED_LEASE_S
+    assert not stream.holds_lease
