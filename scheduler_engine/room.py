@@ -53,7 +53,9 @@ class Room:
         return max(0, self._state.config.num_blocks_for(live.total) - len(live.block_table))
 
     def _marked(self, rank: int, but: LiveRequest | None) -> Need:
-        """What earmarks keep from a newcomer of the class."""
+        """What earmarks keep from a newcomer of the class; nothing from one that is owed its floor."""
+        if any(mark.binds_all and mark.head is but for mark in self._earmarks):
+            return _NOTHING
         slots = blocks = 0
         for mark in self._earmarks:
             own = mark.head.rank == rank and mark.binds_own_class
