@@ -5,12 +5,14 @@ the same.
 from __future__ import annotations
 
 import contextlib
+import random
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from django.db import transaction
+from django.db import connection, transaction
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -108,3 +110,21 @@ def test_only_charged_ends_are_ever_settles(world: Any, terminal: Terminal) -> N
     ledger.apply([world.reserve(1), world.usage(1, terminal=terminal)])
     kinds = LedgerEntry.objects.values_list("kind", flat=True)
     assert ("settle" in kinds) == (terminal in CHARGED_TERMINALS)
+
+
+def test_settlers_that_race_for_the_same_messages_book_each_once(transactional_db: None, world: Any) -> None:
+    messages = [message for number in range(40) for message in (world.reserve(number), world.usage(number))]
+    with ThreadPoolExecutor(3) as pool:
+        shuffled = [random.Random(seed).sample(messages, len(messages)) for seed in range(6)]
+        applied = sum(pool.map(_settle, shuffled), ledger.Applied())
+    assert (applied.num_reserved, applied.num_settled, applied.num_repeated) == (40, 40, 5 * 80)
+    assert selectors.ledger_sums() == selectors.rollup_sums()
+    assert selectors.ledger_sums().output_tokens == 40 * 20
+    assert not LedgerAlert.objects.exists()
+
+
+def _settle(messages: list[LedgerMessage]) -> ledger.Applied:
+    try:
+        return ledger.apply(messages)
+    finally:
+        connection.close()  # this thread's own

@@ -9,11 +9,15 @@ import pytest
 from django.apps import apps
 from django.db import DatabaseError, connection, connections, transaction
 
+from billing import ledger
+from billing.messages import Settlement
+from billing.models import LedgerEntry, Rollup, UsageRequest
+from billing.pricing import Terminal, TokenCounts
 from tenants import services
 from tenants.isolation import IsolationError, tenant
 from tenants.models import ApiKey, Project, QuotaPolicy, Tenant
 
-OF_TENANTS = [Tenant, Project, ApiKey, QuotaPolicy]
+OF_TENANTS = [Tenant, Project, ApiKey, QuotaPolicy, UsageRequest, LedgerEntry, Rollup]
 ROLES = {"default": "app_ops", "tenant": "app_rw", "owner": "app_owner"}
 
 
@@ -25,8 +29,25 @@ def two_tenants(transactional_db: None) -> dict[str, uuid.UUID]:
         made = services.create_tenant(actor="tests", slug=slug, name=slug.title())
         project = services.create_project(actor="tests", tenant=made, name="main")
         services.issue_key(actor="tests", project=project, name="first", env="test")
+        ledger.apply([_usage(made.id, project.id)])
         found[slug] = made.id
     return found
+
+
+def _usage(tenant_id: uuid.UUID, project_id: uuid.UUID) -> Settlement:
+    return Settlement(
+        operation_id=uuid.uuid4(),
+        attempt=1,
+        tenant_id=tenant_id,
+        project_id=project_id,
+        key_id=project_id,
+        priority_class="default",
+        model="m",
+        counts=TokenCounts(prompt=1, output=1),
+        terminal=Terminal.COMPLETED,
+        policy_version=0,
+        price_version=0,
+    )
 
 
 def owners(model: Any) -> set[uuid.UUID]:

@@ -205,9 +205,13 @@ def test_an_unknown_time_zone_is_refused(db: None) -> None:
 
 
 def test_a_key_cannot_stand_in_one_tenant_and_open_a_project_of_another(aurora: Any, stranger: Any) -> None:
-    ApiKey.objects.filter(tenant=aurora.tenant).update(project=stranger.project)
     with pytest.raises(IntegrityError, match="apikey_project_of_its_tenant"), transaction.atomic():
-        connection.check_constraints()  # deferred until the commit
+        _move_keys(aurora, stranger)
+
+
+def _move_keys(aurora: Any, stranger: Any) -> None:
+    ApiKey.objects.filter(tenant=aurora.tenant).update(project=stranger.project)
+    connection.check_constraints()  # else deferred until the commit
 
 
 def test_a_saved_policy_version_cannot_be_changed(aurora: Any) -> None:
