@@ -97,11 +97,13 @@ class FairnessAccountant:
         return self._weights[rank]
 
     def enter(self, account: Account) -> None:
-        """One more live request. From idle, service is lifted to the least of those active: no credit for sleeping."""
+        """One more live request. From idle, service is lifted to just under the least of those active: no credit for
+        sleeping, and no place behind them either.
+        """
         if account.num_live == 0:
             heap = self._active[account.priority_class]
             least = self._least_service(heap)
-            account.service = account.service if least is None else max(account.service, least)
+            account.service = account.service if least is None else max(account.service, least - 1)
             if not account.is_listed:
                 account.is_listed = True
                 heapq.heappush(heap, (account.service, account.order, account))

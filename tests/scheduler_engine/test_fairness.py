@@ -1,0 +1,99 @@
+"""Tenants inside a class share device time, whatever the shape of their requests (case S110)."""
+
+from __future__ import annotations
+
+from scheduler_engine.policy import TenantClassPolicy
+from tests.scheduler_engine.world import BATCH, INTERACTIVE, World, policy
+
+
+def backlog(world: World, tenant: str, prompt: int, output: int, *, at_least: int) -> None:
+    """Keep ``at_least`` requests of a tenant unfinished."""
+    alive = sum(not s.has_ended for s in world.stories.values() if s.request.tenant_id == tenant)
+    for _ in range(at_least - alive):
+        world.submit(INTERACTIVE, prompt, output, tenant=tenant)
+
+
+def service_us(world: World) -> dict[str, int]:
+    return {account.tenant_id: account.charged_us for account in world.engine._state.accountant}
+
+
+def run_two(world: World, until_us: int) -> list[int]:
+    """Aurora with long requests and Nova with short ones, both always waiting; the gap of their service after each step."""
+    gaps = []
+    while world.now_us < until_us:
+        if world.step % 8 == 0:
+            backlog(world, "Aurora", 4_000, 500, at_least=10)
+            backlog(world, "Nova", 50, 20, at_least=60)
+            world.stories = {i: story for i, story in world.stories.items() if not story.has_ended}
+        world.run_step()
+        served = service_us(world)
+        gaps.append(served.get("Aurora", 0) - served.get("Nova", 0))
+    return gaps
+
+
+def test_s110_two_backlogged_tenants_get_equal_device_time_within_twice_the_bound() -> None:
+    world = World(2_000, 16, 512, policy=policy(max_queue_wait_ms=None), check=False)
+    gaps = run_two(world, 40_000_000)
+    longest_step_us = max(world.duration_us(plan) for plan in world.plans)
+    gap_us, quantum, slots = 1_000_000, 16, 16
+    bound_us = gap_us + (quantum + slots + 1) * longest_step_us
+    assert max(gaps) - min(gaps) <= 2 * bound_us
+    assert max(map(abs, gaps)) <= 1.3 * gap_us, "in practice it stays near B"
+    served = service_us(world)
+    assert sum(served.values()) == world.busy_us
+    assert abs(served["Aurora"] - served["Nova"]) <= 0.05 * world.busy_us
+
+
+def test_weights_are_kept() -> None:
+    cells = [TenantClassPolicy(tenant_id=t, priority_class=BATCH, weight=w) for t, w in (("Aurora", 4), ("Bulk", 2), ("Nova", 1))]
+    world = World(2_000, 8, 512, policy=policy(*cells), check=False)
+    for tenant in ("Aurora", "Bulk", "Nova"):
+        world.many(800, BATCH, 100, 20, tenant=tenant)
+    while world.now_us < 20_000_000:
+        world.run_step()
+    served = service_us(world)
+    shares = [served[tenant] / world.busy_us for tenant in ("Aurora", "Bulk", "Nova")]
+    assert all(abs(share - weight / 7) <= 0.02 for share, weight in zip(shares, (4, 2, 1), strict=True)), shares
+
+
+def test_a_quiet_tenant_is_served_after_at_most_one_head_of_a_flood_and_pays_nothing_for_having_slept() -> None:
+    world = World(256, 4, 512, policy=policy(max_queue_wait_ms=None), check=False)
+    world.many(1_000, INTERACTIVE, 200, 10, tenant="Nova")
+    world.run(50)
+    quiet = world.submit(INTERACTIVE, 200, 10, tenant="Aurora")
+    earlier = {i for i, story in world.stories.items() if story.first_planned_step is not None}
+    world.run_until(lambda: world.story(quiet).first_planned_step is not None)
+    passed = [i for i, s in world.stories.items() if s.first_planned_step is not None and i not in earlier and i != quiet]
+    assert len(passed) <= 1
+
+
+def test_a_tenant_that_slept_banks_no_credit() -> None:
+    world = World(1_000, 4, 512, policy=policy(max_queue_wait_ms=None), check=False)
+    world.many(400, INTERACTIVE, 100, 20, tenant="Nova")
+    while world.now_us < 5_000_000:
+        world.run_step()
+    world.many(400, INTERACTIVE, 100, 20, tenant="Aurora")
+    before = service_us(world)["Nova"]
+    start_us = world.busy_us
+    while world.busy_us < start_us + 3_000_000:
+        world.run_step()
+    assert service_us(world)["Nova"] - before >= 0.3 * 3_000_000
+
+
+def test_the_copies_of_a_victim_are_paid_by_the_tenant_that_pushed_it_out() -> None:
+    world = World(64, 8, 512, policy=policy(cap_memory_percent=100), bytes_per_block=500_000_000)
+    world.many(2, BATCH, 500, 12)
+    world.run(3)
+    before = service_us(world)["Bulk"]
+    chat = world.submit(INTERACTIVE, 64, 2, tenant="Aurora", reproducible=True)
+    assert world.engine._state.config.num_host_blocks
+    world.run_step()
+    assert world.story(chat).first_planned_step == 3
+    assert world.levers() == {"recompute": 1}, "at this link speed the prompt is cheaper to compute again"
+    batch_share = service_us(world)["Bulk"] - before
+    assert batch_share < world.duration_us(world.plans[-1]) // 3
+    world.finish()
+    stories = world.stories.values()
+    spent = sum(s.finished.counters.gpu_us for s in stories if s.finished and s.request.tenant_id == "Bulk")
+    assert service_us(world)["Bulk"] < spent, "what was computed again is on Aurora's account"
+    assert sum(service_us(world).values()) == world.busy_us
