@@ -5,7 +5,6 @@ The ASGI lifespan starts and stops this process's runtime.
 
 from __future__ import annotations
 
-import logging
 import os
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "gateway.settings")
@@ -26,8 +25,6 @@ from gateway.v1.responses_socket import ResponsesConsumer
 from wire.bus import BusError
 from wire.gguf_header import ModelFileError
 
-log = logging.getLogger(__name__)
-
 
 async def http(scope: Scope, receive: Receive, send: Send) -> None:
     where: str = scope["path"]
@@ -41,7 +38,7 @@ async def http(scope: Scope, receive: Receive, send: Send) -> None:
     elif where == "/metrics":
         await metrics.application(dict(scope), receive, send)
     else:
-        await django_application(scope, receive, send)
+        await django_application(dict(scope), receive, send)
 
 
 async def no_such_socket(scope: Scope, receive: Receive, send: Send) -> None:
@@ -53,7 +50,7 @@ sockets = URLRouter(
     [
         path("v1/responses", ResponsesConsumer.as_asgi()),
         *websocket_urlpatterns,
-        re_path(r"", no_such_socket),
+        re_path(r"", no_such_socket),  # type: ignore[arg-type]  # Channels routes ASGI apps
     ]
 )
 router = ProtocolTypeRouter({"http": http, "websocket": sockets})

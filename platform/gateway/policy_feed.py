@@ -127,7 +127,7 @@ class PolicyFeed:
     async def refresh(self) -> None:
         """Raises RedisError."""
         raw = await self._redis.get(self._keys.policy_current)
-        if raw is None or raw == self._raw:
+        if not isinstance(raw, bytes) or raw == self._raw:
             return
         self._raw = raw
         try:

@@ -1,4 +1,4 @@
-"""A small world around the door: real Valkey, a worker that does what a test scripts, Aurora, Bulk, Nova and Stranger."""
+"""A small world around the door: real Valkey, a worker that does what a test scripts, and the four tenants."""
 
 from __future__ import annotations
 
@@ -355,7 +355,16 @@ class World:
         assert self.runtime is not None
         self.publish(*quotas)
         policy = self.runtime.policy
-        await until(lambda: policy.view is not None and policy.view.version == self.policy_version)
+        await self.until(lambda: policy.view is not None and policy.view.version == self.policy_version)
+
+    @staticmethod
+    async def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+        """Poll for something that another thread or process brings about."""
+        async with asyncio.timeout(timeout_s):
+            while True:
+                if condition():
+                    return
+                await asyncio.sleep(0.005)
 
     def new_runtime(self, gateway_id: str) -> Runtime:
         return Runtime(
@@ -403,13 +412,6 @@ class World:
         return None if level is None else float(level)
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
-    """Poll for something another thread or process brings about."""
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.005)
-
-
 class _Server(uvicorn.Server):
     def install_signal_handlers(self) -> None: ...
 
@@ -426,8 +428,7 @@ async def serving(application: Any) -> AsyncIterator[str]:
     )
     server = _Server(config)
     task = asyncio.create_task(server.serve())
-    while not server.started:
-        await asyncio.sleep(0.005)
+    await World.until(lambda: server.started)
     port = server.servers[0].sockets[0].getsockname()[1]
     try:
         yield f"http://127.0.0.1:{port}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import time
 from typing import Any
@@ -22,15 +23,15 @@ def cell(tenant: str, priority_class: PriorityClass = PriorityClass.DEFAULT, **l
     return TenantClassPolicy(tenant_id=tenant, priority_class=priority_class, **limits)
 
 
-async def until(condition: Any, timeout_s: float = 5.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.005)
-
-
 async def ask(world: Any, tenant: str = "aurora", **changes: Any) -> Any:
     request = {"model": MODEL, "messages": HI, **changes}
     return await world.client(tenant).chat.completions.create(**request)
+
+
+async def read(stream: Any, texts: list[str]) -> None:
+    """All the text of a stream, as it comes."""
+    async for chunk in stream:
+        texts.append(chunk.choices[0].delta.content or "")
 
 
 async def raw_stream(world: Any, body: dict[str, Any], headers: dict[str, str] | None = None) -> Reader:
@@ -144,7 +145,7 @@ async def test_the_first_chunk_comes_with_the_first_token_and_the_rest_as_they_a
     async for chunk in await ask(world, stream=True):
         if chunk.choices[0].delta.content:
             arrivals.append(time.monotonic())
-    gaps = [after - before for before, after in zip(arrivals, arrivals[1:], strict=False)]
+    gaps = [after - before for before, after in itertools.pairwise(arrivals)]
     assert len(arrivals) == 10
     assert sorted(gaps)[len(gaps) // 2] > 0.03  # not all at once
 
@@ -227,7 +228,7 @@ async def test_remaining_tokens_fall_by_the_worst_case_and_come_back_to_what_was
     assert int(raw.headers["x-ratelimit-remaining-tokens"]) == 6_000 - (used - 14) - 100
     assert raw.headers["x-ratelimit-class"] == "default"
     assert raw.headers["x-request-id"].startswith("req_")
-    await until(lambda: world.level("tokens", "nova") == 6_000 - used)
+    await world.until(lambda: world.level("tokens", "nova") == 6_000 - used)
 
 
 async def test_money_and_slots_are_settled_by_the_workers_count(world: Any) -> None:
@@ -267,13 +268,13 @@ async def test_a_reject_before_the_first_token_is_a_status_streamed_or_not_and_f
         await ask(world, stream=stream)
     assert (caught.value.status_code, caught.value.code) == (status, code)
     assert caught.value.response.headers.get("retry-after") == ("2" if status == 503 else None)
-    await until(lambda: world.slots_in_use() == 0)
+    await world.until(lambda: world.slots_in_use() == 0)
     assert world.money("aurora", "default") == {"open": 0, "settled": 0}
 
 
 async def test_a_closed_class_is_refused_at_the_door_and_the_batch_class_with_429(world: Any) -> None:
     world.worker.closed = {PriorityClass.BATCH: 7_000_000}
-    await until(lambda: world.runtime.loads and world.runtime.loads[0].classes[2].closed)
+    await world.until(lambda: world.runtime.loads and world.runtime.loads[0].classes[2].closed)
     with pytest.raises(openai.RateLimitError) as caught:
         await ask(world, "bulk", service_tier="flex")
     assert caught.value.code == "resource_unavailable"
@@ -284,10 +285,9 @@ async def test_a_closed_class_is_refused_at_the_door_and_the_batch_class_with_42
 
 async def test_a_failure_in_the_middle_of_a_stream_is_an_error_event_and_no_done(world: Any) -> None:
     world.worker.script.reason = "failed"
-    texts = []
+    texts: list[str] = []
     with pytest.raises(openai.APIError, match="could not compute"):
-        async for chunk in await ask(world, stream=True):
-            texts.append(chunk.choices[0].delta.content or "")
+        await read(await ask(world, stream=True), texts)
     assert "".join(texts) == "Hello, Aurora."
 
 
@@ -300,14 +300,14 @@ async def test_fifty_clients_that_drop_their_stream_leave_no_slot_behind(world: 
         reader = await raw_stream(world, {"max_tokens": 400})
         await reader.until(b'"content":"x"')
         await reader.close()
-        await until(lambda: world.slots_in_use() == 0, 2.0)
+        await world.until(lambda: world.slots_in_use() == 0, 2.0)
     assert all(made < 400 for made in world.worker.generated.values())
     for cancelled_at, cancel in world.worker.cancels:
         assert world.worker.last_step[cancel.response_id] <= cancelled_at + 1
     world.worker.script.answer = b"served"
     completion = await asyncio.wait_for(ask(world), 1.0)
     assert completion.choices[0].message.content == "served"
-    await until(lambda: world.slots_in_use() == 0)
+    await world.until(lambda: world.slots_in_use() == 0)
 
 
 async def test_a_dropped_stream_is_charged_for_what_was_generated(world: Any) -> None:
@@ -318,7 +318,7 @@ async def test_a_dropped_stream_is_charged_for_what_was_generated(world: Any) ->
     for _ in range(5):
         await reader.until(b'"content":"x"')
     await reader.close()
-    await until(lambda: world.slots_in_use() == 0, 2.0)
+    await world.until(lambda: world.slots_in_use() == 0, 2.0)
     (usage,) = [message for message in world.usage_messages() if isinstance(message, Usage)]
     assert usage.terminal == "cancelled_client"
     assert 5 <= usage.output_tokens < 500
@@ -329,12 +329,12 @@ async def test_a_dropped_stream_is_charged_for_what_was_generated(world: Any) ->
 async def test_a_client_gone_before_its_first_token_is_cancelled_too(world: Any, stream: bool) -> None:
     world.worker.script.prompt_first = True
     reader = await raw_stream(world, {"stream": stream})
-    await until(lambda: len(world.worker.submits) == 1)
+    await world.until(lambda: len(world.worker.submits) == 1)
     await reader.close()
-    await until(lambda: len(world.worker.cancels) == 1, 2.0)
+    await world.until(lambda: len(world.worker.cancels) == 1, 2.0)
     assert world.worker.cancels[0][1].reason == "client"
-    await until(lambda: world.slots_in_use() == 0)
-    await until(lambda: len(world.runtime.streams) == 0)
+    await world.until(lambda: world.slots_in_use() == 0)
+    await world.until(lambda: len(world.runtime.streams) == 0)
 
 
 async def test_a_slow_reader_loses_nothing_and_is_charged_what_the_engine_made(world: Any) -> None:
@@ -353,12 +353,12 @@ async def test_a_slow_reader_loses_nothing_and_is_charged_what_the_engine_made(w
 async def test_a_worker_that_starts_anew_ends_its_old_responses_with_an_error_and_no_charge(world: Any) -> None:
     world.worker.script.hang = True
     asking = asyncio.create_task(ask(world))
-    await until(lambda: len(world.worker.submits) == 1)
+    await world.until(lambda: len(world.worker.submits) == 1)
     world.worker.epoch = world.worker.bus.open()
     with pytest.raises(openai.APIStatusError) as caught:
         await asking
     assert (caught.value.status_code, caught.value.code) == (503, "worker_lost")
-    await until(lambda: world.slots_in_use() == 0)
+    await world.until(lambda: world.slots_in_use() == 0)
     assert world.money("aurora", "default") == {"open": 0, "settled": 0}
     assert [type(message) for message in world.usage_messages()] == [Reserved, Released]
 
@@ -370,12 +370,12 @@ async def test_a_silent_worker_is_fenced_and_its_stream_ends_with_an_error_event
     world.worker.script.answer = b"partial" + b"." * 100_000
     world.worker.script.tokens_per_step = 7
     world.worker.step_s = 0.05
-    texts = []
+    texts: list[str] = []
+    reading = asyncio.create_task(read(await ask(world, stream=True, max_tokens=30_000), texts))
+    await world.until(lambda: "partial" in "".join(texts))
+    world.worker.freeze()
     with pytest.raises(openai.APIError, match="was lost"):
-        async for chunk in await ask(world, stream=True, max_tokens=30_000):
-            texts.append(chunk.choices[0].delta.content or "")
-            if "partial" in "".join(texts):
-                world.worker.freeze()
+        await reading
     assert world.redis.get(world.redis_keys.epoch("worker-1")) == f"fenced:{world.worker.epoch}".encode()
 
 

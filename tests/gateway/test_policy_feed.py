@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 from redis.asyncio import Redis
@@ -36,8 +36,13 @@ class Following:
 
     async def version(self, expected: int) -> None:
         """Wait for it, at most the second that is promised."""
+        await self.until(lambda: self.feed.view is not None and self.feed.view.version == expected)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(1.0):
-            while self.feed.view is None or self.feed.view.version != expected:
+            while True:
+                if condition():
+                    return
                 await asyncio.sleep(0.005)
 
 
@@ -95,12 +100,9 @@ async def test_a_broken_document_is_ignored_and_the_last_good_one_stays(
 
 async def test_a_revoked_key_is_forgotten_within_a_second(following: Following) -> None:
     await following.feed.start(no_policy)
-    async with asyncio.timeout(1.0):
-        while None not in following.forgotten:  # the feed listens
-            await asyncio.sleep(0.005)
-        await asyncio.to_thread(policy_feed.revoked, "AAAAbbbbCCCC")
-        while "AAAAbbbbCCCC" not in following.forgotten:
-            await asyncio.sleep(0.005)
+    await following.until(lambda: None in following.forgotten)  # the feed listens
+    await asyncio.to_thread(policy_feed.revoked, "AAAAbbbbCCCC")
+    await following.until(lambda: "AAAAbbbbCCCC" in following.forgotten)
 
 
 def test_a_view_answers_quotas_prices_and_zones() -> None:

@@ -19,12 +19,6 @@ MODEL = "simulated"
 TERMINAL = ("response.completed", "response.incomplete", "response.failed", "error")
 
 
-async def until(condition: Any, timeout_s: float = 5.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.005)
-
-
 @asynccontextmanager
 async def socket(world: Any, key: str | None = "aurora", query: str = "") -> AsyncIterator[Any]:
     url = world.base_url.replace("http", "ws") + "/v1/responses" + query
@@ -158,8 +152,8 @@ async def test_a_socket_that_closes_cancels_what_still_runs(world: Any) -> None:
         await create(connection, max_output_tokens=1_000, stream_id="b")
         for _ in range(10):
             await read_one(connection)
-    await until(lambda: len(world.worker.cancels) == 2, 2.0)
-    await until(lambda: world.slots_in_use() == 0)
+    await world.until(lambda: len(world.worker.cancels) == 2, 2.0)
+    await world.until(lambda: world.slots_in_use() == 0)
     terminals = [message.terminal for message in world.usage_messages() if isinstance(message, Usage)]
     assert terminals == ["cancelled_client"] * 2
 
@@ -237,7 +231,7 @@ async def test_a_reject_after_the_response_was_announced_is_response_failed_and_
         error = events[-1]["response"]["error"]
         assert (events[-1]["type"], events[-1]["response"]["status"]) == ("response.failed", "failed")
         assert error["headers"]["retry-after"] == "3"
-    await until(lambda: world.slots_in_use() == 0)
+    await world.until(lambda: world.slots_in_use() == 0)
     assert world.money("aurora", "default") == {"open": 0, "settled": 0}
 
 

@@ -18,7 +18,7 @@ from gateway import metrics
 from gateway.admission import Denied
 from gateway.auth import Caller
 from gateway.door import Ask, Door, Entered
-from gateway.errors import Reason, Refusal, error_event, from_reject
+from gateway.errors import Reason, Refusal, error_event, from_reject, invalid
 from gateway.streams import Delivery, End, Lost
 from gateway.text import Detokenizer
 from gateway.v1 import schemas
@@ -103,7 +103,7 @@ async def handle(exchange: Exchange, door: Door, caller: Caller, body: bytes) ->
 def _ask(request: schemas.ChatRequest, door: Door, received_at_s: float) -> Ask:
     schemas.refuse_unsupported(request)
     if request.stream_options is not None and not request.stream:
-        raise schemas.invalid(Reason.INVALID_VALUE, "stream_options needs stream=true.", "stream_options")
+        raise invalid(Reason.INVALID_VALUE, "stream_options needs stream=true.", "stream_options")
     max_tokens, max_tokens_param = schemas.chat_max_tokens(request)
     text = door.texts.get(request.model)
     return schemas.ask(

@@ -15,7 +15,7 @@ from gateway.errors import Reason, Refusal, invalid
 
 Scope = Mapping[str, Any]
 Receive = Callable[[], Awaitable[Mapping[str, Any]]]
-Send = Callable[[dict[str, Any]], Awaitable[None]]
+Send = Callable[[Mapping[str, Any]], Awaitable[None]]
 
 JSON = "application/json"
 

@@ -47,7 +47,7 @@ _create_decoder = msgspec.json.Decoder(schemas.ResponseCreate)
 _cancel_decoder = msgspec.json.Decoder(schemas.ResponseCancel)
 
 
-class ResponsesConsumer(AsyncWebsocketConsumer):
+class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channels brings no types
     """One socket. Always: responses with the same ``stream_id`` run one after another, others side by side; when the
     socket closes, whatever still runs is cancelled.
     """
