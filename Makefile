@@ -12,6 +12,8 @@ TORCH_INDEX ?=
 , := ,
 RUN := .venv/bin/python
 PIP := $(RUN) -m pip install --no-input --disable-pip-version-check --constraint constraints.txt
+# pytest ends with 5 where no test carries the marker.
+NONE_IS_FINE := { [ $$? -eq 5 ] && echo "No test carries this marker yet."; }
 STORY := .venv/.installed-for-demo
 ALL := .venv/.installed-for-development
 
@@ -34,10 +36,10 @@ test: $(ALL) model
 	@$(RUN) -m pytest -m "not soak and not gpu" -rs $(ARGS)
 
 soak: $(ALL) model
-	@$(RUN) -m pytest -m soak -rs $(ARGS)
+	@$(RUN) -m pytest -m soak -rs $(ARGS) || $(NONE_IS_FINE)
 
 gpu: $(ALL)
-	@$(RUN) -m pytest -m gpu -rs $(ARGS)
+	@$(RUN) -m pytest -m gpu -rs $(ARGS) || $(NONE_IS_FINE)
 
 bench: $(ALL) model
 	@for file in benchmarks/*.py; do [ -e "$$file" ] || continue; echo "== $$file"; $(RUN) "$$file" $(ARGS) || exit 1; done
