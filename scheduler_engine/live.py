@@ -102,7 +102,7 @@ class LiveRequest:
         self.finish_total = self.limit_total
         self.estimated_total = self.limit_total
         self.computed = 0
-        self.computed_high = 0
+        self.computed_high = self.prompt_len if self.output_ids else 0  # an earlier attempt computed it
         self.next_check = 0  # look closer once ``computed`` gets here: a block edge, a limit or an estimate
         self.ticket = 0
         self.estimated_gpu_us = 0
