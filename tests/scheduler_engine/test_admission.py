@@ -162,7 +162,9 @@ def test_the_load_says_which_class_is_closed_and_for_how_long() -> None:
     assert rows[PriorityClass.INTERACTIVE].closed
     assert rows[PriorityClass.INTERACTIVE].retry_after_us >= 1_000_000
     assert rows[PriorityClass.INTERACTIVE].num_waiting > 0
-    assert rows[PriorityClass.INTERACTIVE].estimated_start_q50_us <= rows[PriorityClass.INTERACTIVE].estimated_start_q90_us
+    assert (
+        rows[PriorityClass.INTERACTIVE].estimated_start_q50_us <= rows[PriorityClass.INTERACTIVE].estimated_start_q90_us
+    )
 
 
 def test_draining_hands_back_who_waits_and_ends_who_runs() -> None:

@@ -11,7 +11,15 @@ from tests.scheduler_engine.world import BATCH, INTERACTIVE, World, policy
 def in_state(state: str) -> tuple[World, str]:
     """A world with one batch request brought into ``state``."""
     in_order = state != "saving"
-    world = World(64, 2 if state == "held" else 8, 512, policy=policy(cap_memory_percent=100), num_host_blocks=0 if state == "dropped" else 256, copies_in_order=in_order, copy_steps=5)
+    world = World(
+        64,
+        2 if state == "held" else 8,
+        512,
+        policy=policy(cap_memory_percent=100),
+        num_host_blocks=0 if state == "dropped" else 256,
+        copies_in_order=in_order,
+        copy_steps=5,
+    )
     other = world.submit(BATCH, 500, 12)
     request = world.submit(BATCH, 440, 40)
     match state:

@@ -45,7 +45,10 @@ def test_s110_two_backlogged_tenants_get_equal_device_time_within_twice_the_boun
 
 
 def test_weights_are_kept() -> None:
-    cells = [TenantClassPolicy(tenant_id=t, priority_class=BATCH, weight=w) for t, w in (("Aurora", 4), ("Bulk", 2), ("Nova", 1))]
+    cells = [
+        TenantClassPolicy(tenant_id=t, priority_class=BATCH, weight=w)
+        for t, w in (("Aurora", 4), ("Bulk", 2), ("Nova", 1))
+    ]
     world = World(2_000, 8, 512, policy=policy(*cells), check=False)
     for tenant in ("Aurora", "Bulk", "Nova"):
         world.many(800, BATCH, 100, 20, tenant=tenant)
@@ -63,7 +66,9 @@ def test_a_quiet_tenant_is_served_after_at_most_one_head_of_a_flood_and_pays_not
     quiet = world.submit(INTERACTIVE, 200, 10, tenant="Aurora")
     earlier = {i for i, story in world.stories.items() if story.first_planned_step is not None}
     world.run_until(lambda: world.story(quiet).first_planned_step is not None)
-    passed = [i for i, s in world.stories.items() if s.first_planned_step is not None and i not in earlier and i != quiet]
+    passed = [
+        i for i, s in world.stories.items() if s.first_planned_step is not None and i not in earlier and i != quiet
+    ]
     assert len(passed) <= 1
 
 

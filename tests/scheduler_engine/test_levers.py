@@ -95,6 +95,10 @@ def test_a_poisoned_row_and_one_that_fails_again_and_again_end_and_the_others_li
         world.run_step()
     world.finish()
     ends = {i: world.story(i).finished for i in (poisoned, stubborn, healthy)}
-    assert [end.reason for end in ends.values() if end] == [FinishReason.FAILED, FinishReason.FAILED, FinishReason.LENGTH]
+    assert [end.reason for end in ends.values() if end] == [
+        FinishReason.FAILED,
+        FinishReason.FAILED,
+        FinishReason.LENGTH,
+    ]
     assert ends[poisoned] is not None
     assert ends[poisoned].detail == "kernel_error"

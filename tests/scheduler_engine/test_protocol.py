@@ -104,7 +104,10 @@ def test_the_same_inputs_give_the_same_plans() -> None:
             world.submit(BATCH, 300 + i, 30, tenant="Bulk" if i % 2 else "Nova")
             world.run(2)
         world.finish()
-        return [(p.step, [(r.request_id, r.start, len(r.token_ids)) for r in p.rows], p.swap_out, p.swap_in) for p in world.plans]
+        return [
+            (p.step, [(r.request_id, r.start, len(r.token_ids)) for r in p.rows], p.swap_out, p.swap_in)
+            for p in world.plans
+        ]
 
     assert plans() == plans()
 
@@ -128,7 +131,9 @@ def test_a_policy_edited_in_the_middle_takes_effect_with_the_next_plan_and_stran
     world = World(64, 8, 512, policy=policy(cap_memory_percent=100))
     big = world.submit(BATCH, 700, 200)
     running = world.submit(BATCH, 40, 60)
-    world.engine.set_policy(policy(version=2, cap_memory_percent=20, cap_slots_percent=1, token_budget_max=32, chunk_max=32))
+    world.engine.set_policy(
+        policy(version=2, cap_memory_percent=20, cap_slots_percent=1, token_budget_max=32, chunk_max=32)
+    )
     world.run_step()
     assert world.plans[0].rows
     assert sum(len(row.token_ids) for row in world.plans[0].rows) <= 32

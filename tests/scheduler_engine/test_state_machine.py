@@ -57,7 +57,9 @@ class Trouble(RuleBasedStateMachine):
         max_queue_wait_us=st.none() | st.integers(0, 400_000),
         num_delivered=st.sampled_from([0, 0, 0, 5]),
     )
-    def submit(self, *, priority_class: PriorityClass, prompt: int, output: int, count: int, num_delivered: int, **fields: Any) -> None:
+    def submit(
+        self, *, priority_class: PriorityClass, prompt: int, output: int, count: int, num_delivered: int, **fields: Any
+    ) -> None:
         delivered = tuple(range(num_delivered))
         for _ in range(count):
             self.world.submit(priority_class, prompt, output, delivered_token_ids=delivered, **fields)

@@ -60,7 +60,9 @@ def test_decodes_of_batch_sit_out_a_step_that_would_break_the_promise_of_a_chat(
 
 
 def test_a_first_token_step_carries_little_of_the_lower_classes() -> None:
-    world = World(728, 64, None, cost=CPU, policy=PolicySnapshot(version=1, classes=cpu_classes()), bytes_per_block=737_280)
+    world = World(
+        728, 64, None, cost=CPU, policy=PolicySnapshot(version=1, classes=cpu_classes()), bytes_per_block=737_280
+    )
     batch = world.many(30, BATCH, 64, 64)
     world.run_until(lambda: all(world.story(i).token_ids for i in batch))
     chat = world.submit(INTERACTIVE, 96, 4, tenant="Aurora")

@@ -31,7 +31,10 @@ INTERACTIVE, DEFAULT, BATCH = PriorityClass.INTERACTIVE, PriorityClass.DEFAULT, 
 
 
 def policy(
-    *tenants: TenantClassPolicy, version: int = 1, classes: dict[PriorityClass, dict[str, Any]] | None = None, **every: Any
+    *tenants: TenantClassPolicy,
+    version: int = 1,
+    classes: dict[PriorityClass, dict[str, Any]] | None = None,
+    **every: Any,
 ) -> PolicySnapshot:
     """GPU defaults with edits: ``every`` in all classes, ``classes`` in one."""
     edits = classes or {}
@@ -85,7 +88,10 @@ class World:
         self.check = check
         self.policy = policy or make_policy()
         if token_budget is not None:
-            rows = tuple(replace(row, token_budget_max=token_budget, chunk_max=min(row.chunk_max, token_budget)) for row in self.policy.classes)
+            rows = tuple(
+                replace(row, token_budget_max=token_budget, chunk_max=min(row.chunk_max, token_budget))
+                for row in self.policy.classes
+            )
             self.policy = replace(self.policy, classes=rows)
         self.config = EngineConfig(
             num_blocks=num_blocks,

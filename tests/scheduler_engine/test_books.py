@@ -1,0 +1,246 @@
+"""The holders of what is scarce, one by one, against the plainest model of each."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler_engine.blocks import BlockPool
+from scheduler_engine.calibration import ONE, WaitCalibration
+from scheduler_engine.cost import FittedCost
+from scheduler_engine.errors import BrokenBooks
+from scheduler_engine.fairness import SERVICE_UNITS_PER_US, Account, FairnessAccountant
+from scheduler_engine.floors import Floors
+from scheduler_engine.lengths import LengthHistory
+from scheduler_engine.live import LiveRequest
+from scheduler_engine.peak import PeakBook
+from scheduler_engine.policy import PriorityClass, gpu_classes
+from scheduler_engine.queues import ClassQueue
+from scheduler_engine.request import Request, RequestId
+from tests.scheduler_engine.world import BATCH, TOY
+
+
+def live(account: Account, number: int, *, deadline_us: int = 0, prompt: int = 10, output: int = 10) -> LiveRequest:
+    request = Request(
+        request_id=RequestId(f"r{number}"),
+        tenant_id=account.tenant_id,
+        priority_class=account.priority_class,
+        prompt_token_ids=range(prompt),
+        max_tokens=output,
+    )
+    made = LiveRequest(request, account, sequence_number=number, arrival_us=0)
+    made.deadline_us = deadline_us
+    made.estimated_gpu_us = 1 + number
+    return made
+
+
+# blocks
+
+
+def test_a_block_has_one_place_at_a_time() -> None:
+    pool = BlockPool("device", 10)
+    mine, yours = pool.take(4), pool.take(3)
+    pool.give(mine[2:])
+    pool.fence(RequestId("yours"), yours)
+    assert (pool.num_free, pool.num_owned, pool.num_fenced) == (5, 2, 3)
+    pool.check_books({RequestId("mine"): mine[:2]})
+    pool.lift_fence(RequestId("yours"))
+    assert pool.num_free == 8
+    pool.check_books({RequestId("mine"): mine[:2]})
+
+
+def test_taking_more_than_is_free_and_fencing_twice_are_broken_books() -> None:
+    pool = BlockPool("device", 2)
+    blocks = pool.take(2)
+    with pytest.raises(BrokenBooks, match="1 blocks taken, 0 free"):
+        pool.take(1)
+    pool.fence(RequestId("a"), blocks[:1])
+    with pytest.raises(BrokenBooks, match="already has a fence"):
+        pool.fence(RequestId("a"), blocks[1:])
+
+
+def test_a_block_given_twice_or_lost_is_found() -> None:
+    pool = BlockPool("device", 4)
+    blocks = pool.take(2)
+    with pytest.raises(BrokenBooks, match="3 blocks found, 4 exist"):
+        pool.check_books({RequestId("a"): blocks[:1]})
+    with pytest.raises(BrokenBooks, match="both owned by a and owned by b"):
+        pool.check_books({RequestId("a"): blocks, RequestId("b"): blocks[:1]})
+    pool.give(blocks[:1])
+    pool.give(blocks[:1])
+    with pytest.raises(BrokenBooks, match="both free and free"):
+        pool.check_books({RequestId("a"): blocks[1:]})
+
+
+# queues
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["push", "remove", "charge", "pop"]), st.integers(0, 3), st.integers(0, 9)),
+        max_size=80,
+    )
+)
+def test_the_head_of_a_class_is_the_least_key_of_the_tenant_with_the_least_service(
+    moves: list[tuple[str, int, int]],
+) -> None:
+    queue = ClassQueue()
+    accounts = [Account(BATCH, f"t{i}", i) for i in range(4)]
+    waiting: list[LiveRequest] = []
+    for number, (move, which, amount) in enumerate(moves):
+        match move:
+            case "push":
+                waiting.append(live(accounts[which], number, deadline_us=amount))
+                queue.push(waiting[-1])
+            case "remove" if waiting:
+                queue.remove(waiting.pop(amount % len(waiting)))
+            case "pop" if waiting:
+                head = queue.head()
+                assert head is not None
+                waiting.remove(head)
+                queue.remove(head)
+            case "charge":
+                accounts[which].charge(amount)
+        queue.check_books()
+        least = min((one.account.service for one in waiting), default=None)
+        head = queue.head()
+        if head is None:
+            assert least is None
+        else:
+            assert head.account.service == least
+            assert head.order_key == min(one.order_key for one in waiting if one.account is head.account)
+            rivals = [one for one in waiting if one.account.service == least]
+            assert head.order_key == min(one.order_key for one in rivals), "between equals the oldest promise"
+
+
+def test_removing_almost_all_of_a_long_line_leaves_the_rest_in_order() -> None:
+    queue, account = ClassQueue(), Account(BATCH, "Bulk", 0)
+    lives = [live(account, number) for number in range(2_000)]
+    for one in lives:
+        queue.push(one)
+    for one in lives[:1_990]:
+        queue.remove(one)
+    queue.check_books()
+    left = []
+    while (head := queue.head()) is not None:
+        left.append(head.sequence_number)
+        queue.remove(head)
+    assert left == list(range(1_990, 2_000))
+
+
+# peak memory
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 90), st.integers(1, 60)), max_size=6),
+    st.tuples(st.integers(1, 90), st.integers(1, 60)),
+    st.integers(0, 30),
+)
+def test_the_peak_is_that_of_a_simulation_to_within_a_block_per_request(
+    running: list[tuple[int, int]], newcomer: tuple[int, int], num_ticks: int
+) -> None:
+    book, account = PeakBook(16), Account(BATCH, "Bulk", 0)
+    now = []
+    for number, (prompt, output) in enumerate(running):
+        book.add(live(account, number, prompt=prompt, output=output))
+        now.append((prompt + num_ticks, output - num_ticks))
+    for _ in range(num_ticks):
+        book.tick()
+    alive = [(have, rest) for have, rest in now if rest > 0]
+    peak = book.peak_blocks(2, have=newcomer[0], remaining=newcomer[1])
+    requests = [*alive, newcomer]
+    exact = max(
+        sum(-(-(have + t) // 16) for have, rest in requests if rest >= t)
+        for t in range(max(r for _, r in requests) + 1)
+    )
+    if len(alive) == len(now):  # those past their expected end are still there and still counted
+        assert peak <= exact + len(requests)
+    assert peak >= exact - len(requests)
+
+
+def test_lower_classes_do_not_count_in_the_peak_of_a_higher_one() -> None:
+    book = PeakBook(16)
+    book.add(live(Account(BATCH, "Bulk", 0), 1, prompt=160, output=16))
+    assert book.peak_blocks(0, have=16, remaining=16) == 2
+    assert book.peak_blocks(2, have=16, remaining=16) == 13
+
+
+# lengths, cost, calibration
+
+
+def test_an_output_is_expected_to_be_like_those_before_it_given_how_far_it_came() -> None:
+    history = LengthHistory()
+    assert history.estimate(num_output=0, limit=500) == 500
+    for length in [20] * 8 + [100] * 2:
+        history.observe(length)
+    assert history.estimate(num_output=0, limit=500) == 20
+    assert history.estimate(num_output=30, limit=500) == 100
+    assert history.estimate(num_output=30, limit=50) == 50
+    assert history.estimate(num_output=200, limit=500) == 250
+    for length in range(300, 364):
+        history.observe(length)
+    assert history.estimate(num_output=0, limit=500) >= 340, "only the last 64 count"
+
+
+def test_the_cost_follows_a_device_that_changes_its_speed() -> None:
+    cost = FittedCost(TOY, 1_000)
+    nominal_ns = 10_000_000
+    assert cost.to_us(nominal_ns) == 10_000
+    for _ in range(40):
+        cost.observe(nominal_ns, 25_000)
+    assert 24_500 <= cost.to_us(nominal_ns) <= 25_100
+    assert cost.to_us(cost.to_nominal_ns(50_000)) <= 50_100
+    for _ in range(80):
+        cost.observe(nominal_ns, 10_000)
+    assert 9_900 <= cost.to_us(nominal_ns) <= 10_200
+
+
+def test_predicted_waits_learn_their_median_and_their_ninetieth_percentile() -> None:
+    calibration = WaitCalibration()
+    for round_number in range(3_000):
+        calibration.observe(predicted_us=10_000, actual_us=10_000 + 1_000 * (round_number % 10))
+    assert 1.3 * ONE <= calibration.q50 <= 1.7 * ONE
+    assert 1.7 * ONE <= calibration.q90 <= 2.1 * ONE
+
+
+# charges and floors
+
+
+def test_an_account_orders_by_charge_over_weight_and_wakes_at_the_level_of_those_active() -> None:
+    accountant = FairnessAccountant()
+    busy, sleeper = accountant.account(BATCH, "Bulk"), accountant.account(BATCH, "Nova")
+    busy.weight = 2
+    accountant.enter(busy)
+    busy.charge(1_000)
+    assert busy.service == 500 * SERVICE_UNITS_PER_US
+    accountant.enter(sleeper)
+    assert sleeper.service == busy.service - 1
+    accountant.leave(sleeper)
+    busy.charge(1_000)
+    accountant.enter(sleeper)
+    assert sleeper.service == busy.service - 1
+    accountant.busy_us = 2_000
+    accountant.check_books()
+    accountant.busy_us = 2_001
+    with pytest.raises(BrokenBooks, match="charged 2000 us of 2001"):
+        accountant.check_books()
+
+
+def test_a_class_without_service_is_in_debt_after_its_window_and_not_while_a_class_above_sheds() -> None:
+    floors, classes = Floors(), gpu_classes()
+    step = {"served_us": [100_000, 0, 0], "has_work": [True, False, True]}
+    now_us = 0
+    while not floors.in_debt(2, now_us):
+        floors.settle(classes, now_us=now_us, **step)
+        now_us += 100_000
+    assert 9_900_000 <= now_us <= 10_400_000
+    assert not floors.in_debt(1, now_us)
+    floors.note_shed(0, now_us)
+    assert not floors.in_debt(2, now_us)
+    assert floors.in_debt(2, now_us + 2_000_000)
+    floors.settle(classes, served_us=[0, 0, 100_000], has_work=[True, False, True], now_us=now_us + 3_000_000)
+    assert not floors.in_debt(2, now_us + 3_000_000), "one step has paid for it"
+    assert PriorityClass.BATCH == 2
