@@ -85,14 +85,14 @@ class StepPlanner:
                 return False
             if verdict is _Verdict.ADMITTED and blocked is not None:
                 blocked.bypasses += 1
-            if verdict is not _Verdict.BLOCKED:
-                continue
-            queue.remove(live)
-            set_aside.append(live)
-            if blocked is None:
-                blocked = live
-            num_tries += 1
-            if num_tries > _MAX_BYPASS_TRIES or blocked.bypasses >= self._state.classes[rank].bypass_limit:
+            if verdict is _Verdict.BLOCKED:
+                blocked = blocked or live
+                num_tries += 1
+                if num_tries > _MAX_BYPASS_TRIES or not self._room.has_slot(rank):
+                    return False
+                queue.remove(live)
+                set_aside.append(live)
+            if blocked is not None and blocked.bypasses >= self._state.classes[rank].bypass_limit:
                 return False
         return True
 

@@ -142,7 +142,7 @@ class ClassQueue:
         return [live for line in self._lines.values() for live in line.waiting()]
 
     def _unlist(self, line: TenantLine) -> None:
-        """Its entry in the class order dies. Versions are unique in the class, so that entries never compare further."""
+        """Its entry in the class order dies. Versions are unique in the class: entries never compare further."""
         self._num_versions += 1
         line.version = self._num_versions
 

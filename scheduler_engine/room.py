@@ -52,6 +52,10 @@ class Room:
         """The whole of what is known must fit: nobody is let in to be pushed out by its next chunk."""
         return max(0, self._state.config.num_blocks_for(live.total) - len(live.block_table))
 
+    def has_slot(self, rank: int) -> bool:
+        """True while somebody of the class might find a slot without pushing anybody out."""
+        return self._state.running.num_slots_used < self._state.slot_cap(rank)
+
     def _marked(self, rank: int, but: LiveRequest | None) -> Need:
         """What earmarks keep from a newcomer of the class; nothing from one that is owed its floor."""
         if any(mark.binds_all and mark.head is but for mark in self._earmarks):

@@ -1,4 +1,6 @@
-"""Promise or refuse: what never fits, what would be late, whose queue is full, and when to come back (cases S121, S131)."""
+"""Promise or refuse: what never fits, what would be late, whose queue is full, and when to come back (cases S121,
+S131).
+"""
 
 from __future__ import annotations
 

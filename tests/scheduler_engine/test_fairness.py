@@ -18,7 +18,9 @@ def service_us(world: World) -> dict[str, int]:
 
 
 def run_two(world: World, until_us: int) -> list[int]:
-    """Aurora with long requests and Nova with short ones, both always waiting; the gap of their service after each step."""
+    """Aurora with long requests and Nova with short ones, both always waiting; the gap of their service after each
+    step.
+    """
     gaps = []
     while world.now_us < until_us:
         if world.step % 8 == 0:

@@ -124,7 +124,7 @@ def test_any_value_in_any_field_is_taken_or_refused(name: str, value: object) ->
     data["classes"]["batch"][name] = value
     try:
         snapshot = snapshot_from_dict(data)
-    except PolicyError as error:
-        assert "classes" in str(error)
-    else:
-        assert getattr(snapshot.classes[2], name) == value
+    except PolicyError:
+        return
+    assert type(value) in (int, type(None))
+    assert getattr(snapshot.classes[2], name) == value

@@ -1,4 +1,4 @@
-"""The two verbs: strictly in turn, results that fit their plan, tokens that end where they should, and the same again."""
+"""The two verbs: in turn, with results that fit their plan, tokens that end where they should, and the same again."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from statistics import median
 
 from scheduler_engine.cost import CostConstants
@@ -22,7 +23,7 @@ CPU = CostConstants(
 
 def gaps_us(world: World, request_id: str) -> list[int]:
     times = world.story(request_id).token_us
-    return [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+    return [later - earlier for earlier, later in pairwise(times)]
 
 
 def test_batch_alone_computes_its_whole_token_budget() -> None:

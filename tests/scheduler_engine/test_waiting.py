@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from scheduler_engine.events import Resource
 from scheduler_engine.policy import TenantClassPolicy
 from tests.scheduler_engine.world import BATCH, DEFAULT, INTERACTIVE, World, policy
@@ -14,7 +16,7 @@ def test_s80_a_big_head_is_passed_at_most_eight_times_and_then_starts_within_the
     big = world.submit(DEFAULT, 3_500, 50, tenant="Aurora")  # 222 blocks, 96 are free
     small: list[str] = []
     while world.story(big).first_planned_step is None:
-        small.append(world.submit(DEFAULT, 64, 20, tenant="Aurora"))
+        small += world.many(3, DEFAULT, 64, 20, tenant="Aurora")
         world.run_step()
         assert world.step < 200
     passed = [i for i in small if world.story(i).first_planned_step is not None]
@@ -29,7 +31,7 @@ def test_s40_a_preempted_request_comes_back_only_where_all_of_it_fits() -> None:
     world.finish()
     for request_id in requests:
         steps = [step for step, preempted in world.story(request_id).preempted if preempted.resource is Resource.MEMORY]
-        assert all(later - earlier >= 16 for earlier, later in zip(steps, steps[1:], strict=False))
+        assert all(later - earlier >= 16 for earlier, later in pairwise(steps))
     assert sum(world.levers().values()) <= 3
 
 

@@ -1,4 +1,5 @@
-"""The small world of the engine's tests: a device that obeys every plan in the toy's fake time, and checks the books after it.
+"""The small world of the engine's tests: a device that obeys every plan in the toy's fake time, and checks the books
+after it.
 
 After every step the invariants J1 to J7 of the case list are asserted: see ``World._check``.
 """
