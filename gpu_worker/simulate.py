@@ -182,14 +182,14 @@ def table(result: dict[str, Any]) -> str:
         f"{result['story']} on {result['device']}, seed {result['seed']}: {result['steps']} steps, "
         f"{result['virtual_s']:.0f} s simulated in {result['cpu_s']} s of CPU",
         f"{'class':<12}{'requests':>9}{'done':>7}{'shed':>6}{'tokens/s':>10}"
-        f"{'TTFT p50':>11}{'p99':>11}{'max':>11}{'ITL p99':>10}",
+        f"{'TTFT p50':>14}{'p99':>14}{'max':>14}{'ITL p99':>10}",
     ]
     for label, row in result["classes"].items():
         ttft, itl = row["ttft_ms"], row["itl_ms"]
         cells = [_ms(ttft["p50"]), _ms(ttft["p99"]), _ms(ttft["max"]), _ms(itl["p99"])]
         lines.append(
             f"{label:<12}{row['requests']:>9}{row['completed']:>7}{row['shed']:>6}{row['tokens_per_s']:>10}"
-            f"{cells[0]:>11}{cells[1]:>11}{cells[2]:>11}{cells[3]:>10}"
+            f"{cells[0]:>14}{cells[1]:>14}{cells[2]:>14}{cells[3]:>10}"
         )
     levers = ", ".join(f"{count} by {lever}" for lever, count in result["preemptions"].items()) or "none"
     lines.append(f"preemptions: {levers}; {result['recomputed_tokens']} tokens recomputed; books balanced")

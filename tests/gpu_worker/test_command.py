@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -9,20 +11,22 @@ import subprocess
 import sys
 import threading
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import IO, Any
 
 import pytest
 
+from gateway.embedded import EmbeddedValkey, running
 from gpu_worker import simulate
 from gpu_worker.__main__ import main
 from gpu_worker.config import ConfigError, parse, sized, starting_policy
 from gpu_worker.simulated import DEVICES
 from gpu_worker.stories import STORIES, Arrival, flood
 from scheduler_engine.policy import PolicySnapshot, PriorityClass, cpu_classes, gpu_classes, snapshot_to_dict
-from wire.messages import Finished, Tokens
-from wire.redis_bus import RedisGatewayBus
+from wire.bus import BusError
+from wire.messages import Finished, Tokens, Usage
+from wire.redis_bus import RedisGatewayBus, RedisUsageReader
 
 LIMIT_S = 30.0
 
@@ -76,17 +80,34 @@ async def gateway(valkey_url: str) -> AsyncIterator[RedisGatewayBus]:
     await bus.close()
 
 
+async def listen(gateway: RedisGatewayBus, until: Callable[[list[int], Finished | None], bool]) -> list[int]:
+    """Token ids of the one response that is running, each at the index it claims, until the condition holds."""
+    token_ids: list[int] = []
+    first_index: int | None = None
+    end = None
+    async with asyncio.timeout(LIMIT_S):
+        while not until(token_ids, end):
+            for message in await gateway.receive(1.0):
+                if isinstance(message, Tokens):
+                    first_index = message.first_indexes[0] if first_index is None else first_index
+                    assert message.first_indexes[0] == first_index + len(token_ids)
+                    token_ids.extend(message.token_ids[0])
+                if isinstance(message, Finished):
+                    end = message
+    return token_ids
+
+
 async def ask(gateway: RedisGatewayBus, worker: WorkerProcess, submit: Any) -> tuple[list[int], Finished]:
     """Send and listen to the end: (token ids, end)."""
+    ends: list[Finished] = []
+
+    def has_ended(token_ids: list[int], end: Finished | None) -> bool:
+        ends.extend([end] if end is not None else [])
+        return bool(ends)
+
     await gateway.send(worker.worker_id, submit)
-    token_ids: list[int] = []
-    for _ in range(200):
-        for message in await gateway.receive(1.0):
-            if isinstance(message, Tokens):
-                token_ids.extend(message.token_ids[0])
-            if isinstance(message, Finished):
-                return token_ids, message
-    raise AssertionError("the response did not end")
+    token_ids = await listen(gateway, until=has_ended)
+    return token_ids, ends[0]
 
 
 async def test_a_worker_serves_over_redis_and_leaves_with_0_on_sigterm(
@@ -120,6 +141,30 @@ async def test_a_worker_that_was_killed_comes_back_under_a_later_epoch_and_witho
     assert end.response_id != for_the_dead.response_id
     assert await gateway.output(for_the_dead.response_id) is None
     assert second.end(signal.SIGTERM) == 0
+
+
+async def test_a_redis_that_restarts_in_the_middle_of_a_stream_costs_a_pause_and_no_token(
+    tmp_path: Path, project_root: Path, small_worker: Any
+) -> None:
+    server = EmbeddedValkey(tmp_path)
+    with running(server, tmp_path / "log"):
+        worker = WorkerProcess(server.url, project_root)
+        worker.wait_for("ready")
+        gateway = RedisGatewayBus(server.url, "g1")
+        await gateway.open()
+        await gateway.send(worker.worker_id, small_worker.submit(max_tokens=400))
+        token_ids = await listen(gateway, until=lambda tokens, end: len(tokens) > 20)
+    with pytest.raises(BusError):
+        await gateway.receive(0.0)
+    worker.wait_for("trying again")
+    with running(server, tmp_path / "log"):
+        token_ids += await listen(gateway, until=lambda tokens, end: end is not None)
+        with contextlib.closing(RedisUsageReader(server.url)) as reader:
+            (usage,) = [entry.message for entry in reader.read(10, 0.0)]
+        assert worker.end(signal.SIGTERM) == 0
+        await gateway.close()
+    assert isinstance(usage, Usage)
+    assert usage.output_tokens == len(token_ids) == 400
 
 
 @pytest.mark.parametrize(
