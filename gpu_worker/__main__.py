@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -47,6 +48,8 @@ def open_device(config: WorkerConfig, clock: Clock) -> Device:
         return _simulated_device(config, clock, vocabulary)
     if config.model is None or vocabulary is None:
         raise ConfigError("--executor model needs --model PATH: a GGUF file or a Hugging Face folder")
+    # Read when torch loads OpenMP. Threads that spin at a barrier made steps 4x as long beside one busy neighbour.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from gpu_worker.model_executor import build  # torch: only where a model is run
 
     executor = build(
@@ -115,9 +118,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda number, frame: service.ask_drain())
     signal.signal(signal.SIGINT, lambda number, frame: service.ask_drain())
     signal.signal(signal.SIGUSR1, lambda number, frame: service.ask_dump())
-    service.run()
+    all_sent = service.run()
     device.executor.close()
-    return 0
+    return 0 if all_sent else 1
 
 
 if __name__ == "__main__":
