@@ -53,7 +53,9 @@ class StepBudget:
         self.num_tokens = 0
         self.first_token_hold_allowed = first_token_hold_allowed
         self._limits_ns = [self._limit_ns(rank) for rank in PriorityClass]
+        self._gap_ns = min(self._gap_limit_ns(rank) for rank in PriorityClass)
         self._first_token_limit_ns = _UNLIMITED_NS
+        self._has_prefill = [False for _ in PriorityClass]
         self._debts = [state.floors.in_debt(rank, state.now_us) for rank in PriorityClass]
 
     def _limit_ns(self, rank: int) -> int:
@@ -61,15 +63,18 @@ class StepBudget:
         the time to a first token while it was active in the last minute.
         """
         state, policy = self._state, self._state.classes[rank]
-        limit_us: int | None = None
-        if policy.tbt_target_ms is not None and state.running.decoding[rank]:
-            limit_us = policy.tbt_target_ms * 1_000
         last_active_us = state.last_active_us[rank]
         is_active = last_active_us is not None and state.now_us - last_active_us <= _ACTIVE_WINDOW_US
-        if policy.ttft_target_ms is not None and is_active:
-            cap_us = policy.ttft_target_ms * 10 * policy.step_cap_percent
-            limit_us = cap_us if limit_us is None else min(limit_us, cap_us)
-        return _UNLIMITED_NS if limit_us is None else self._cost.to_nominal_ns(limit_us)
+        if policy.ttft_target_ms is None or not is_active:
+            return self._gap_limit_ns(rank)
+        cap_us = policy.ttft_target_ms * 10 * policy.step_cap_percent
+        return min(self._gap_limit_ns(rank), self._cost.to_nominal_ns(cap_us))
+
+    def _gap_limit_ns(self, rank: int) -> int:
+        policy = self._state.classes[rank]
+        if policy.tbt_target_ms is None or not self._state.running.decoding[rank]:
+            return _UNLIMITED_NS
+        return self._cost.to_nominal_ns(policy.tbt_target_ms * 1_000)
 
     @property
     def tightest_ns(self) -> int:
@@ -93,7 +98,7 @@ class StepBudget:
 
     def chunk(self, rank: int, *, start: int, rest: int) -> int:
         """Tokens of a prefill at ``start`` that fit, 0 for none. A class that promises a first token, a class in debt
-        and a step that is empty so far get at least ``chunk_min``.
+        and a step that is empty so far get at least ``chunk_min``, once.
         """
         policy = self._state.classes[rank]
         most = min(rest, policy.chunk_max, policy.token_budget_max - self.num_tokens)
@@ -104,12 +109,15 @@ class StepBudget:
         token_ns = max(1, constants.prefill_token_ns + constants.prefill_context_ns * (start + most // 2))
         fitting = min(most, max(0, room_ns - constants.kv_token_ns * (start + most)) // token_ns)
         least = min(most, policy.chunk_min)
-        if fitting >= least:
-            return most if most - fitting < least else fitting  # a small rest is not worth a step of its own
+        if (
+            fitting >= least
+        ):  # a small rest is not worth a step of its own, if no gap between tokens grows over its promise
+            is_small_rest = most - fitting < least and self.spent_ns + most * token_ns <= self._gap_ns
+            return most if is_small_rest else fitting
         if self._first_token_limit_ns != _UNLIMITED_NS and not self._debts[rank]:
             return 0
         is_owed = policy.ttft_target_ms is not None or self._debts[rank] or self.num_tokens == 0
-        return least if is_owed else 0
+        return least if is_owed and not self._has_prefill[rank] else 0
 
     def _reserved_below_ns(self, rank: int) -> int:
         """Room set apart for lower classes: their decodes where they may not be held, and their floors."""
@@ -127,6 +135,7 @@ class StepBudget:
     def grant_prefill(self, rank: int, *, start: int, count: int) -> None:
         self.spent_ns += self._cost.prefill_ns(start, count)
         self.num_tokens += count
+        self._has_prefill[rank] = True
 
     def grant_decodes(self, num_rows: int, num_tokens_attended: int) -> None:
         constants = self._cost.constants
