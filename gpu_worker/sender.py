@@ -20,9 +20,10 @@ LAST_WORDS_US = 5_000_000  # how long to try after the worker has been told to e
 
 
 class Sender:
-    """Always: outputs are published once each, in the order they were put."""
+    """Always: outputs are published once each, in the order they were put, or ``gave_up`` is true."""
 
     def __init__(self, bus: WorkerBus, clock: Clock, on_deaf_gateway: Callable[[str], None]) -> None:
+        self.gave_up = False
         self._bus = bus
         self._clock = clock
         self._on_deaf_gateway = on_deaf_gateway
@@ -80,6 +81,7 @@ class Sender:
                 continue
             give_up_at_us = give_up_at_us or self._clock.now_us() + LAST_WORDS_US
             if self._clock.now_us() >= give_up_at_us:
+                self.gave_up = True
                 say("the Bus did not come back; the last outputs were not sent")
                 return
             self._clock.sleep_us(int(FIRST_RETRY_S * 1_000_000))

@@ -76,13 +76,14 @@ class Session:
             raise ThreadDied(f"the thread that does {self._died} has died")
         return self.is_fenced
 
-    def finish(self) -> None:
-        """Send what is left and end both threads."""
+    def finish(self) -> bool:
+        """Send what is left and end both threads. False when it could not be sent."""
         self._over.set()
         self._sender.put(None, self._over)
         for thread in self._threads:
             thread.join(JOIN_LIMIT_S)
         self.loop.abandon()
+        return not self._sender.gave_up
 
     def turn(self) -> Turn:
         """Take in all that has arrived, run one step, hand over what it said."""
@@ -182,19 +183,24 @@ class WorkerService:
         if self._session is not None:
             self._session.inbox.put(Wake())
 
-    def run(self) -> None:
-        """Until drained. Raises ThreadDied, and whatever the engine raises when its books are broken."""
+    def run(self) -> bool:
+        """Until drained; False when the last words could not be sent.
+
+        Raises ThreadDied, and whatever the engine raises when its books are broken.
+        """
+        all_sent = True
         while not self._drain_asked.is_set():
             session = self._open()
             if session is None:
-                return
+                break
             try:
                 self._serve(session)
             finally:
-                session.finish()
+                all_sent = session.finish()
             if session.is_fenced:
                 say("this epoch was declared dead; starting again under a new one")
         self._bus.close()
+        return all_sent
 
     def _open(self) -> Session | None:
         """A session under a fresh epoch; waits for the Bus to be there. None when asked to drain meanwhile."""

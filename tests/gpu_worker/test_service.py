@@ -11,6 +11,7 @@ import pytest
 
 from gpu_worker.clock import MonotonicClock
 from gpu_worker.listener import GATEWAY_CHECK_INTERVAL_US, WATCHDOG_US
+from gpu_worker.sender import LAST_WORDS_US
 from gpu_worker.service import GATEWAY_GRACE_US, ThreadDied, WorkerService
 from gpu_worker.simulated import DEVICES, SimulatedExecutor
 from scheduler_engine.plan import StepPlan, StepResult
@@ -82,6 +83,7 @@ class Stage:
         self.epochs: list[int] = []
         self.heard: list[Any] = []
         self.error: BaseException | None = None
+        self.all_sent: bool | None = None
         self.service = WorkerService(
             bus=self.bus,
             make_loop=lambda epoch: small_worker.loop(self.clock, epoch=epoch, executor=self.executor),
@@ -93,7 +95,7 @@ class Stage:
 
     def _run(self) -> None:
         try:
-            self.service.run()
+            self.all_sent = self.service.run()
         except ThreadDied as error:
             self.error = error
 
@@ -321,3 +323,28 @@ def test_a_worker_waits_for_a_bus_that_is_not_there_yet(small_worker: Any) -> No
     stage.until_end("r1")
     stage.stop()
     assert opens[0] == 3
+
+
+def test_a_worker_told_to_end_while_the_bus_is_away_tries_for_a_while_and_says_so(
+    small_worker: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stage = Stage(small_worker)
+    stage.start()
+    stage.bus.failures_before = 10**9
+    stage.send(small_worker.submit(max_tokens=2))
+    stage.until(lambda: stage.bus.failures_before < 10**9)
+    stage.service.ask_drain()
+    while stage.thread.is_alive():
+        stage.clock.shift_us += LAST_WORDS_US
+        stage.thread.join(0.1)
+    assert stage.all_sent is False
+    assert "the last outputs were not sent" in capsys.readouterr().err
+
+
+def test_a_worker_that_has_said_everything_says_so(small_worker: Any) -> None:
+    stage = Stage(small_worker)
+    stage.start()
+    stage.send(small_worker.submit(max_tokens=2))
+    stage.until_end("r1")
+    stage.stop()
+    assert stage.all_sent is True
