@@ -55,7 +55,7 @@ def open_device(config: WorkerConfig, clock: Clock) -> Device:
     executor = build(
         config.model,
         kv_mib=config.kv_mib or 512,
-        host_kv_mib=config.host_kv_mib or 1_024,
+        host_kv_mib=config.host_kv_mib or 192,
         threads=config.threads or 0,
     )
     engine = engine_config(executor.shape, config.slots or config.device.num_slots)

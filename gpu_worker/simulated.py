@@ -81,18 +81,18 @@ _H200_8B = DeviceProfile(
     ),
     classes=gpu_classes(),
 )
-# SmolLM2-135M in fp32 on one core; 512 MiB of KV.
+# SmolLM2-135M in fp32 on one core; 512 MiB of KV and 192 MiB for what is swapped out, so that a worker needs 1.6 GiB.
 _CPU_SMOLLM2 = DeviceProfile(
     name="cpu-smollm2",
     shape=ExecutorShape(
         num_blocks=728,
-        num_host_blocks=1_456,
+        num_host_blocks=273,
         block_size=16,
         bytes_per_block=737_280,
         max_model_len=8_192,
         copies_in_order=True,
     ),
-    num_slots=32,
+    num_slots=48,
     cost=CostConstants(
         base_ns=40_000_000,
         prefill_token_ns=2_700_000,
