@@ -11,6 +11,7 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "gateway.settings")
 
 from channels.routing import ProtocolTypeRouter, URLRouter
 from django.core.asgi import get_asgi_application
+from django.db import DatabaseError
 from django.urls import path, re_path
 
 django_application = get_asgi_application()  # before anything that imports models
@@ -68,7 +69,7 @@ async def _lifespan(receive: Receive, send: Send) -> None:
     try:
         own = runtime.Runtime.from_settings()
         await own.start()
-    except (BusError, RedisError, ModelFileError, OSError) as error:
+    except (BusError, RedisError, DatabaseError, ModelFileError, OSError) as error:
         await send({"type": "lifespan.startup.failed", "message": f"The gateway cannot start: {error}"})
         return
     runtime.set_current(own)

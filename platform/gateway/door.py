@@ -20,7 +20,7 @@ from gateway.admission import Admission, Denied, Limits, Wish
 from gateway.auth import Caller
 from gateway.errors import Reason, Refusal
 from gateway.policy_feed import PolicyView
-from gateway.streams import ResponseStream, Streams
+from gateway.streams import Lost, ResponseStream, Streams
 from gateway.text import Message, Text, TextError
 from scheduler_engine.policy import PriorityClass, TenantClassPolicy
 from wire.bus import BusError, BusFull, GatewayBus
@@ -179,10 +179,23 @@ class Door:
         """The client takes it back and goes on reading: the end comes as Finished."""
         self._in_background(self._cancel(entered.stream, "client"))
 
-    async def release(self, stream: ResponseStream, reason: str) -> None:
-        """End a reservation that no worker will end. Raises BusError."""
+    async def take_back(self, stream: ResponseStream, reason: str) -> None:
+        """End a reservation that no worker will end. Raises BusError.
+
+        The Submit may stand in an inbox all the same (the next epoch's, or after a time-out): it is cancelled.
+        """
         released = Released(response_id=stream.response_id, tenant_id=stream.grant.tenant_id, reason=reason)
         await self._bus.append_usage(released)
+        await self._cancel(stream, "gateway_lost")
+
+    async def close(self) -> None:
+        """This gateway goes: end and cancel what it still serves, and let every message out."""
+        going = Refusal(reason=Reason.OVERLOADED, message="This gateway is going away; please send the request again.")
+        for stream in self._streams:
+            if stream.end is None and stream.abandoned_at_s is None:
+                stream.finish(Lost(going))
+                self._in_background(self._cancel(stream, "gateway_lost"))
+        await asyncio.gather(*self._background)
 
     def _terms(self, caller: Caller, ask: Ask) -> _Terms | Refusal:
         view = self._policy()
@@ -262,14 +275,9 @@ class Door:
             return None
         except BusError as error:
             self._streams.forget(stream)
-            self._in_background(self._take_back(stream))
+            self._in_background(self.take_back(stream, "not_dispatched"))
             kind = Reason.OVERLOADED if isinstance(error, BusFull) else Reason.UNAVAILABLE
             return Refusal(reason=kind, message="The request could not be handed to a worker; nothing was charged.")
-
-    async def _take_back(self, stream: ResponseStream) -> None:
-        """The Submit may have arrived all the same: release the reservation and cancel the work."""
-        await self.release(stream, "not_dispatched")
-        await self._cancel(stream, "gateway_lost")
 
     async def _cancel(self, stream: ResponseStream, reason: str) -> None:
         await self._bus.send(

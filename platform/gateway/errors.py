@@ -42,6 +42,7 @@ class Reason(enum.StrEnum):
     UNSUPPORTED_PARAMETER = "unsupported_parameter"
     UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
     BODY_TOO_LARGE = "body_too_large"
+    BODY_TOO_SLOW = "body_too_slow"
     CONTEXT_LENGTH = "context_length"
     MODEL_NOT_FOUND = "model_not_found"
     RESPONSE_NOT_FOUND = "response_not_found"
@@ -89,6 +90,7 @@ _TABLE: dict[Reason, Row] = {
     Reason.UNSUPPORTED_PARAMETER: Row(400, _INVALID, "unsupported_parameter", Retry.SILENT),
     Reason.UNSUPPORTED_MEDIA_TYPE: Row(415, _INVALID, "unsupported_media_type", Retry.SILENT),
     Reason.BODY_TOO_LARGE: Row(413, _INVALID, "request_too_large", Retry.SILENT),
+    Reason.BODY_TOO_SLOW: Row(408, _INVALID, "request_timeout", Retry.SILENT),
     Reason.CONTEXT_LENGTH: Row(400, _INVALID, "context_length_exceeded", Retry.SILENT),
     Reason.MODEL_NOT_FOUND: Row(404, "not_found_error", "model_not_found", Retry.SILENT),
     Reason.RESPONSE_NOT_FOUND: Row(404, "not_found_error", "response_not_found", Retry.SILENT),

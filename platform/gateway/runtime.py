@@ -99,7 +99,14 @@ class Runtime:
         )
 
     async def start(self) -> None:
-        """Raises BusError or RedisError while Redis is not there."""
+        """Raises BusError, RedisError or DatabaseError when one of them is not there; nothing is left open then."""
+        try:
+            await self._start()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _start(self) -> None:
         stack = self._stack
         stack.push_async_callback(self._redis.aclose)
         await self._key_table.open()
@@ -108,6 +115,7 @@ class Runtime:
         stack.push_async_callback(self.bus.close)
         await self.policy.start(_publish_policy)
         stack.push_async_callback(self.policy.stop)
+        stack.push_async_callback(self.door.close)
         self.loads = await self.bus.loads()
         load_source.read_from(self._current_loads)
         stack.callback(load_source.read_from, None)
@@ -158,6 +166,7 @@ class Runtime:
             self.loads = await self.bus.loads()
         except BusError:
             self.loads = ()
+            self.streams.pardon()
             raise
         for worker_id, epoch in self.streams.lost_workers(self.loads):
             await self._give_up(worker_id, epoch)
@@ -170,7 +179,7 @@ class Runtime:
         if lost:
             log.error("worker %s (epoch %s) was lost with %s responses", worker_id, epoch, len(lost))
         for stream in lost:
-            await self.door.release(stream, "worker_lost")
+            await self.door.take_back(stream, "worker_lost")
 
     async def _beat(self) -> None:
         await self.bus.heartbeat()

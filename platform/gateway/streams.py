@@ -189,6 +189,10 @@ class Streams:
             if epochs.get(worker_id, epoch) != epoch or now_s - self._seen_at_s[worker_id] > LOST_AFTER_S
         ]
 
+    def pardon(self) -> None:
+        """Snapshots could not be read: nobody's silence counts."""
+        self._seen_at_s = dict.fromkeys(self._seen_at_s, self._clock_s())
+
     def lose(self, worker_id: str, epoch: int) -> list[ResponseStream]:
         """End every open response of a dead worker; returns those it ended."""
         refusal = Refusal(reason=Reason.WORKER_LOST, message="The worker that served this response was lost.")

@@ -24,7 +24,7 @@ from gateway.runtime import Runtime
 from gateway.text import byte_text
 from scheduler_engine.policy import PolicySnapshot, PriorityClass, TenantClassPolicy, cpu_classes, snapshot_to_dict
 from tenants import api_keys
-from wire.bus import BadEntry, StepOutput
+from wire.bus import BadEntry, Fenced, StepOutput
 from wire.messages import (
     Cancel,
     ChoiceEnd,
@@ -166,6 +166,11 @@ class FakeWorker:
         )
 
     def _run(self) -> None:
+        """Until stopped, or declared dead."""
+        with contextlib.suppress(Fenced):
+            self._serve()
+
+    def _serve(self) -> None:
         beat_at = 0.0
         while not self._stop.is_set():
             if self.beating and time.monotonic() >= beat_at:

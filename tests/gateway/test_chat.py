@@ -350,6 +350,34 @@ async def test_a_slow_reader_loses_nothing_and_is_charged_what_the_engine_made(w
     assert "".join(texts) == "y" * 3_000
 
 
+async def test_a_reader_that_never_reads_is_dropped_and_its_work_cancelled(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.streams.STALLED_AFTER_S", 0.2)
+    world.worker.script.answer = b"z" * 32_000
+    world.worker.script.tokens_per_step = 500
+    world.worker.step_s = 0.02  # 64 steps, and far more bytes than the sockets hold
+    reader = await raw_stream(world, {"max_tokens": 32_000})
+    await reader.until(b"data: ")
+    reader.writer.transport.pause_reading()
+    await world.until(lambda: len(world.worker.cancels) == 1, 10.0)
+    await world.until(lambda: world.slots_in_use() == 0)
+    reader.writer.transport.abort()
+
+
+async def test_a_gateway_that_stops_ends_and_cancels_what_it_serves(world: Any) -> None:
+    world.worker.script.prompt_first = True
+    asking = asyncio.create_task(ask(world))
+    await world.until(lambda: len(world.worker.submits) == 1)
+    await world.runtime.door.close()
+    with pytest.raises(openai.InternalServerError) as caught:
+        await asking
+    assert caught.value.code == "overloaded"
+    await world.until(lambda: len(world.worker.cancels) == 1)
+    assert world.worker.cancels[0][1].reason == "gateway_lost"
+    await world.until(lambda: world.slots_in_use() == 0)
+
+
 async def test_a_worker_that_starts_anew_ends_its_old_responses_with_an_error_and_no_charge(world: Any) -> None:
     world.worker.script.hang = True
     asking = asyncio.create_task(ask(world))

@@ -158,6 +158,13 @@ async def test_a_worker_is_lost_after_a_silence_and_not_before(streams: Streams,
     assert streams.lost_workers([]) == [("w", 1)]
 
 
+async def test_an_outage_of_the_bus_is_not_taken_for_the_death_of_its_workers(streams: Streams, clock: Clock) -> None:
+    streams.open(grant(), "w", 1)
+    clock.now_s = 60.0
+    streams.pardon()
+    assert streams.lost_workers([]) == []
+
+
 async def test_a_response_that_ended_does_not_fall_with_its_worker(streams: Streams) -> None:
     stream = streams.open(grant(), "w", 1)
     streams.deliver([tokens(1), finished()])

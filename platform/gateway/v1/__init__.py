@@ -20,18 +20,25 @@ async def application(runtime: Runtime, scope: Scope, receive: Receive, send: Se
     """One request of /v1. What fails is answered in the OpenAI error shape, and then raised for the server's log."""
     exchange = Exchange(scope, receive, send)
     try:
-        await _serve(exchange, runtime)
-    except InvalidRequest as error:
-        metrics.count_request(error.refusal.status, None)
-        await exchange.refuse(error.refusal)
+        await _answer(exchange, runtime)
     except ClientGone:
-        pass
+        pass  # nobody is there to be told
     except Exception:
-        metrics.count_request(500, None)
         if exchange.status is None:
             message = f"Something went wrong on our side; please quote {exchange.request_id}."
             await exchange.refuse(Refusal(reason=Reason.INTERNAL, message=message))
         raise
+    finally:
+        if exchange.status is not None:
+            metrics.count_request(exchange.status, exchange.priority_class)
+
+
+async def _answer(exchange: Exchange, runtime: Runtime) -> None:
+    try:
+        await _serve(exchange, runtime)
+    except InvalidRequest as error:
+        await exchange.discard_body()
+        await exchange.refuse(error.refusal)
 
 
 async def _serve(exchange: Exchange, runtime: Runtime) -> None:

@@ -82,9 +82,10 @@ async def handle(exchange: Exchange, door: Door, caller: Caller, body: bytes) ->
     ask = _ask(request, door, received_at_s)
     entered = await door.enter(caller, ask)
     if isinstance(entered, Denied):
-        metrics.count_request(entered.refusal.status, entered.limits.priority_class)
+        exchange.priority_class = entered.limits.priority_class
         await exchange.refuse(entered.refusal, entered.limits.headers())
         return
+    exchange.priority_class = entered.priority_class
     include_usage = bool(request.stream_options and request.stream_options.include_usage)
     rendering = _Rendering(entered, int(time.time()), include_usage)
     try:
@@ -96,8 +97,6 @@ async def handle(exchange: Exchange, door: Door, caller: Caller, body: bytes) ->
                 await _whole(exchange, rendering)
     finally:
         door.leave(entered)
-        if exchange.status is not None:
-            metrics.count_request(exchange.status, entered.priority_class)
 
 
 def _ask(request: schemas.ChatRequest, door: Door, received_at_s: float) -> Ask:

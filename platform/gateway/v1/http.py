@@ -12,12 +12,16 @@ from contextlib import suppress
 from typing import Any
 
 from gateway.errors import Reason, Refusal, invalid
+from scheduler_engine.policy import PriorityClass
 
 Scope = Mapping[str, Any]
 Receive = Callable[[], Awaitable[Mapping[str, Any]]]
 Send = Callable[[Mapping[str, Any]], Awaitable[None]]
 
 JSON = "application/json"
+BODY_S = 30.0  # for a whole body to arrive
+DISCARD_BYTES = 32 * 1_048_576  # of a refused body; a client that is still sending would miss the answer
+DISCARD_S = 5.0
 
 
 class ClientGone(Exception):
@@ -31,6 +35,8 @@ class Exchange:
         self.scope = scope
         self.request_id = f"req_{uuid.uuid4().hex}"
         self.status: int | None = None
+        self.priority_class: PriorityClass | None = None  # once it is known, for the counters
+        self._body_is_read = False
         self._receive = receive
         self._send = send
 
@@ -54,7 +60,7 @@ class Exchange:
         return next((value.decode("latin-1") for key, value in self.headers if key.lower() == name), "")
 
     async def json_body(self, limit_bytes: int) -> bytes:
-        """The whole body. Raises InvalidRequest for another media type and above the limit, ClientGone."""
+        """The whole body. Raises InvalidRequest for another media type, above the limit and too slow; ClientGone."""
         media_type = self.header(b"content-type").partition(";")[0].strip().lower()
         if media_type not in ("", JSON) or self.header(b"content-encoding") not in ("", "identity"):
             raise invalid(Reason.UNSUPPORTED_MEDIA_TYPE, "Send the body as plain 'Content-Type: application/json'.")
@@ -63,17 +69,33 @@ class Exchange:
         if announced.isascii() and announced.isdigit() and int(announced) > limit_bytes:
             raise too_large
         parts, size = [], 0
-        while True:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                raise ClientGone
-            part = message.get("body", b"")
-            size += len(part)
-            if size > limit_bytes:
-                raise too_large
-            parts.append(part)
-            if not message.get("more_body", False):
-                return b"".join(parts)
+        try:
+            async with asyncio.timeout(BODY_S):
+                while not self._body_is_read:
+                    part = await self._body_part()
+                    size += len(part)
+                    if size > limit_bytes:
+                        raise too_large
+                    parts.append(part)
+        except TimeoutError as error:
+            raise invalid(Reason.BODY_TOO_SLOW, f"The body took longer than {BODY_S:.0f} s.") from error
+        return b"".join(parts)
+
+    async def discard_body(self) -> None:
+        """Read what is left of a body that is refused, within bounds."""
+        size = 0
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DISCARD_S):
+                while not self._body_is_read and size < DISCARD_BYTES:
+                    size += len(await self._body_part())
+
+    async def _body_part(self) -> bytes:
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        self._body_is_read = not message.get("more_body", False)
+        part: bytes = message.get("body", b"")
+        return part
 
     def watch_disconnect(self, on_gone: Callable[[], None]) -> Disconnect:
         """Call ``on_gone`` when the client leaves, until the block ends. Only after the body was read."""

@@ -1,0 +1,183 @@
+"""The real parts together: granian with its lifespan, PostgreSQL keys, the real worker on the simulated device."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import json
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+import redis
+from django.core.management import call_command
+from openai import AsyncOpenAI
+
+from scheduler_engine.policy import PriorityClass
+from tenants import selectors, services
+from tenants.models import ApiKey, QuotaPolicy
+
+MODEL = "simulated"
+HI: list[Any] = [{"role": "user", "content": "Hi"}]
+
+
+@dataclass(frozen=True, slots=True)
+class Platform:
+    base_url: str
+    keys: dict[str, str]
+    redis: redis.Redis
+    gateway: subprocess.Popen[bytes]
+
+    def client(self, tenant: str = "aurora") -> AsyncOpenAI:
+        return AsyncOpenAI(base_url=f"{self.base_url}/v1", api_key=self.keys[tenant], max_retries=0)
+
+    async def until_free(self) -> None:
+        """No response holds a slot any more."""
+        async with asyncio.timeout(5):
+            while True:
+                if not list(self.redis.scan_iter("rubato:lease:*", _type="zset")):
+                    return
+                await asyncio.sleep(0.01)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextlib.contextmanager
+def running(command: list[str], environment: dict[str, str], folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-m", *command], env=environment, cwd=folder)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+async def until_ready(base_url: str, key: str) -> None:
+    """The gateway answers and has seen a worker."""
+    headers = {"authorization": f"Bearer {key}"}
+    request = {"model": MODEL, "messages": HI, "max_tokens": 1}
+    async with asyncio.timeout(40), httpx2.AsyncClient(base_url=base_url, headers=headers) as client:
+        while True:
+            with contextlib.suppress(httpx2.TransportError):
+                response = await client.post("/v1/chat/completions", json=request)
+                if response.status_code == 200:
+                    return
+            await asyncio.sleep(0.05)
+
+
+@pytest.fixture
+async def platform(service_environment: dict[str, str], project_root: Path) -> Any:
+    printed = io.StringIO()
+    await asyncio.to_thread(call_command, "seed_demo", json=True, model=[MODEL], stdout=printed)
+    keys = json.loads(printed.getvalue())["keys"]
+    port = free_port()
+    environment = {
+        **service_environment,
+        "RUBATO_MODEL_PATH": "",
+        "PYTHONPATH": f"{project_root}:{project_root}/platform",
+    }
+    granian = ["granian", "--interface=asgi", "--host=127.0.0.1", f"--port={port}", "--log-level=warning"]
+    worker = ["gpu_worker", "--executor=simulated", "--device-profile=toy"]
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(running(worker, environment, project_root))
+        gateway = stack.enter_context(running([*granian, "gateway.asgi:application"], environment, project_root))
+        client = stack.enter_context(redis.Redis.from_url(service_environment["REDIS_URL"]))
+        base_url = f"http://127.0.0.1:{port}"
+        await until_ready(base_url, keys["aurora"])
+        yield Platform(base_url, keys, client, gateway)
+
+
+async def test_the_whole_door_serves_refuses_follows_edits_and_leaves_cleanly(platform: Platform) -> None:
+    """One start of all processes, one walk through what only they can show."""
+    async with platform.client() as client:
+        await _serves_both_doors(client)
+        await _refuses_a_large_body(platform)
+        await _frees_what_a_client_drops(platform, client)
+        await _follows_a_saved_quota(client)
+        await _follows_a_revoked_key(client)
+    await platform.until_free()
+    platform.gateway.send_signal(signal.SIGTERM)
+    assert await asyncio.to_thread(platform.gateway.wait, 20) == 0
+    assert not list(platform.redis.scan_iter("rubato:gateway:*:alive"))
+
+
+async def _serves_both_doors(client: AsyncOpenAI) -> None:
+    stream = await client.chat.completions.create(
+        model=MODEL,
+        messages=HI,
+        stream=True,
+        max_completion_tokens=7,
+        stream_options={"include_usage": True},
+        extra_body={"ignore_eos": True},
+    )
+    chunks = [chunk async for chunk in stream]
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == 7
+    async with client.responses.connect() as connection:
+        await connection.response.create(model=MODEL, input="Hi", max_output_tokens=5)
+        kinds = []
+        async for event in connection:
+            kinds.append(event.type)
+            if event.type in ("response.completed", "response.incomplete", "error"):
+                break
+    assert kinds.count("response.output_text.delta") == 5
+
+
+async def _refuses_a_large_body(platform: Platform) -> None:
+    headers = {"authorization": f"Bearer {platform.keys['aurora']}"}
+    request = {"model": MODEL, "messages": [{"role": "user", "content": "x" * 10_000_000}]}
+    async with httpx2.AsyncClient(base_url=platform.base_url, headers=headers) as client:
+        response = await client.post("/v1/chat/completions", json=request)
+    assert (response.status_code, response.json()["error"]["code"]) == (413, "request_too_large")
+
+
+async def _frees_what_a_client_drops(platform: Platform, client: AsyncOpenAI) -> None:
+    stream = await client.chat.completions.create(
+        model=MODEL, messages=HI, stream=True, max_completion_tokens=2_000, extra_body={"ignore_eos": True}
+    )
+    await anext(aiter(stream))
+    await stream.close()
+    await platform.until_free()
+
+
+async def _follows_a_saved_quota(client: AsyncOpenAI) -> None:
+    await asyncio.to_thread(_take_away, "aurora", PriorityClass.BATCH)
+    await _until_refused(client, openai.PermissionDeniedError, service_tier="flex")
+
+
+async def _follows_a_revoked_key(client: AsyncOpenAI) -> None:
+    await asyncio.to_thread(_revoke, client.api_key)
+    await _until_refused(client, openai.AuthenticationError)
+
+
+async def _until_refused(client: AsyncOpenAI, error: type[openai.APIStatusError], **changes: Any) -> None:
+    async with asyncio.timeout(2):
+        while True:
+            try:
+                await client.chat.completions.create(model=MODEL, messages=HI, max_completion_tokens=1, **changes)
+            except error:
+                return
+
+
+def _take_away(slug: str, priority_class: PriorityClass) -> None:
+    row = QuotaPolicy.objects.get(tenant__slug=slug, priority_class=priority_class.label)
+    row.allowed = False
+    services.save_quota(actor="test", policy=selectors.tenant_class_policy(row))
+
+
+def _revoke(key: str) -> None:
+    services.revoke_key(actor="test", key_id=ApiKey.objects.get(public_id=key.split("_")[2]).id)
