@@ -27,7 +27,7 @@ up: $(STORY) model
 	@$(RUN) manage.py up $(ARGS)
 
 model: $(STORY)
-	@$(RUN) -m gpu_worker.demo_model
+	@$(RUN) -m gpu_worker.demo_model >/dev/null
 
 sim: $(STORY)
 	@$(RUN) -m gpu_worker.simulate --story flood --device h200-8b --seed 1 $(ARGS)
