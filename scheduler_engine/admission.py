@@ -6,6 +6,7 @@ Knows queues and predicted costs; refuses to know who runs at this moment.
 from __future__ import annotations
 
 from scheduler_engine.calibration import ONE
+from scheduler_engine.cost import to_us
 from scheduler_engine.events import RejectReason
 from scheduler_engine.fairness import Account
 from scheduler_engine.live import LiveRequest, State
@@ -84,7 +85,7 @@ def hard_deadline_us(state: EngineState, request: Request, account: Account) -> 
 
 def own_prefill_us(state: EngineState, start: int, rest: int) -> int:
     """How long its own prefill keeps a request from its first token, with the steps' fixed cost, alone."""
-    return state.cost.to_us(state.cost.prefill_ns(start, rest) + state.cost.constants.base_ns)
+    return to_us(state.cost.prefill_ns(start, rest) + state.cost.base_ns)
 
 
 def predicted_wait_us(state: EngineState, rank: int, account: Account) -> int:
@@ -133,8 +134,8 @@ def is_late(state: EngineState, live: LiveRequest, *, count: int, granted_ns: in
     rest = live.rest - count
     if rest:
         num_more_steps = -(-rest // state.classes[live.rank].chunk_max)
-        needed_ns += cost.prefill_ns(live.computed + count, rest) + num_more_steps * cost.constants.base_ns
-    return state.now_us + cost.to_us(needed_ns) > live.hard_deadline_us
+        needed_ns += cost.prefill_ns(live.computed + count, rest) + num_more_steps * cost.base_ns
+    return state.now_us + to_us(needed_ns) > live.hard_deadline_us
 
 
 def note_start(state: EngineState, live: LiveRequest, now_us: int) -> None:

@@ -39,7 +39,7 @@ class HoldAllowance:
 
 
 class StepBudget:
-    """One step's room, in nominal nanoseconds and tokens. Always: ``spent_ns`` is the predicted cost of all that was
+    """One step's room, in predicted nanoseconds and tokens. Always: ``spent_ns`` is the predicted cost of all that was
     granted.
 
     Limits have an origin: the promise of a class binds its own prefills and everything of the classes below it, never
@@ -49,7 +49,7 @@ class StepBudget:
     def __init__(self, state: EngineState, *, first_token_hold_allowed: bool) -> None:
         self._state = state
         self._cost = state.cost
-        self.spent_ns = state.cost.constants.base_ns
+        self.spent_ns = state.cost.base_ns
         self.num_tokens = 0
         self.first_token_hold_allowed = first_token_hold_allowed
         self._limits_ns = [self._limit_ns(rank) for rank in PriorityClass]
@@ -68,13 +68,13 @@ class StepBudget:
         if policy.ttft_target_ms is None or not is_active:
             return self._gap_limit_ns(rank)
         cap_us = policy.ttft_target_ms * 10 * policy.step_cap_percent
-        return min(self._gap_limit_ns(rank), self._cost.to_nominal_ns(cap_us))
+        return min(self._gap_limit_ns(rank), cap_us * 1_000)
 
     def _gap_limit_ns(self, rank: int) -> int:
         policy = self._state.classes[rank]
         if policy.tbt_target_ms is None or not self._state.running.decoding[rank]:
             return _UNLIMITED_NS
-        return self._cost.to_nominal_ns(policy.tbt_target_ms * 1_000)
+        return policy.tbt_target_ms * 1_000_000
 
     @property
     def tightest_ns(self) -> int:
@@ -84,9 +84,9 @@ class StepBudget:
     def allowed_tokens(self) -> int:
         """Tokens the step may compute in all: those granted and the prefill that would still fit."""
         room_ns = max(0, self.tightest_ns - self.spent_ns)
-        more = room_ns // max(1, self._cost.constants.prefill_token_ns)
         widest = max(policy.token_budget_max for policy in self._state.classes)
-        return max(self.num_tokens, min(widest, self.num_tokens + more))
+        more = self._cost.prefill_fitting(room_ns, start=0, most=max(0, widest - self.num_tokens))
+        return self.num_tokens + more
 
     def decode_room_ns(self, rank: int) -> int:
         """What decodes of the class may still take: the promises of the classes above bind them."""
@@ -105,29 +105,26 @@ class StepBudget:
         if most <= 0:
             return 0
         room_ns = min(self.tightest_ns, self._first_token_limit_ns) - self.spent_ns - self._reserved_below_ns(rank)
-        constants = self._cost.constants
-        token_ns = max(1, constants.prefill_token_ns + constants.prefill_context_ns * (start + most // 2))
-        fitting = min(most, max(0, room_ns - constants.kv_token_ns * (start + most)) // token_ns)
+        fitting = self._cost.prefill_fitting(room_ns, start=start, most=most)
         least = min(most, policy.chunk_min)
-        if (
-            fitting >= least
-        ):  # a small rest is not worth a step of its own, if no gap between tokens grows over its promise
-            is_small_rest = most - fitting < least and self.spent_ns + most * token_ns <= self._gap_ns
-            return most if is_small_rest else fitting
+        if fitting >= least:
+            return most if self._is_small_rest(most - fitting, least, start, most) else fitting
         if self._first_token_limit_ns != _UNLIMITED_NS and not self._debts[rank]:
             return 0
         is_owed = policy.ttft_target_ms is not None or self._debts[rank] or self.num_tokens == 0
         return least if is_owed and not self._has_prefill[rank] else 0
 
+    def _is_small_rest(self, rest: int, least: int, start: int, most: int) -> bool:
+        """Not worth a step of its own, and no gap between tokens grows over its promise by taking it along."""
+        return rest < least and self.spent_ns + self._cost.prefill_ns(start, most) <= self._gap_ns
+
     def _reserved_below_ns(self, rank: int) -> int:
         """Room set apart for lower classes: their decodes where they may not be held, and their floors."""
-        running, constants = self._state.running, self._cost.constants
+        running = self._state.running
         reserved_ns = 0
         for lower in range(rank + 1, len(PriorityClass)):
             if not self.first_token_hold_allowed or self._state.classes[rank].ttft_target_ms is None:
-                num_rows = len(running.decoding[lower])
-                reserved_ns += num_rows * constants.decode_row_ns
-                reserved_ns += running.decode_tokens[lower] * constants.kv_token_ns
+                reserved_ns += self._cost.decode_ns(len(running.decoding[lower]), running.decode_tokens[lower])
             elif self._debts[lower]:
                 reserved_ns += self.tightest_ns // _FLOOR_SHARE_DIVISOR
         return reserved_ns
@@ -138,8 +135,7 @@ class StepBudget:
         self._has_prefill[rank] = True
 
     def grant_decodes(self, num_rows: int, num_tokens_attended: int) -> None:
-        constants = self._cost.constants
-        self.spent_ns += num_rows * constants.decode_row_ns + num_tokens_attended * constants.kv_token_ns
+        self.spent_ns += self._cost.decode_ns(num_rows, num_tokens_attended)
         self.num_tokens += num_rows
 
     def grant_copies(self, cost_ns: int) -> None:

@@ -54,54 +54,79 @@ class CostConstants:
         return self.copy_us(num_blocks=num_blocks, bytes_per_block=bytes_per_block) * 1_000
 
 
-_SCALE_ONE = 1_024
-_SCALE_MIN = _SCALE_ONE // 32
-_SCALE_MAX = _SCALE_ONE * 32
+_ONE = 1_024  # scales are in 1024ths
+_SCALE_MIN = _ONE // 32
+_SCALE_MAX = _ONE * 32
+_MOST_PER_STEP = _ONE // 8  # one step changes a scale by an eighth of itself at most: a hiccup is not a new device
 
 
 class FittedCost:
-    """The constants, times how much slower the device has been of late. Always: 1/32 <= scale <= 32.
+    """The constants as the device shows them to be: one factor on decodes and the fixed part, one on prefill.
 
-    One factor instead of one per constant: it follows a processor that changes its speed, cannot be led astray by steps
-    that all look alike, and the shares inside a step come from calibration.
+    Each step moves both factors towards its measured length, each by its share of the predicted length (normalised
+    least mean squares): steps without prefill teach the one, prompts the other, and a processor that changes its speed
+    is followed within a few steps. Always: 1/32 <= each factor <= 32. All costs are predictions in nanoseconds.
     """
 
     def __init__(self, constants: CostConstants, bytes_per_block: int) -> None:
-        self.constants = constants
-        self.bytes_per_block = bytes_per_block
+        self._constants = constants
+        self._bytes_per_block = bytes_per_block
+        self._decode_scale = _ONE
+        self._prefill_scale = _ONE
         self.step_us = max(1, constants.base_ns // 1_000)  # moving average of step lengths
-        self._scale = _SCALE_ONE
 
-    def observe(self, nominal_ns: int, duration_us: int) -> None:
-        """A step whose constants said ``nominal_ns`` took ``duration_us``: one eighth of the way towards it."""
-        ratio = min(_SCALE_MAX, max(_SCALE_MIN, duration_us * 1_000 * _SCALE_ONE // max(1, nominal_ns)))
-        self._scale += (ratio - self._scale) // 8
-        self.step_us = max(1, self.step_us + (duration_us - self.step_us) // 8)
+    @property
+    def base_ns(self) -> int:
+        """What every step costs, whatever is in it."""
+        return self._constants.base_ns * self._decode_scale // _ONE
 
-    def to_us(self, nominal_ns: int) -> int:
-        """What ``nominal_ns`` will really take, rounded up."""
-        return -(-nominal_ns * self._scale // (_SCALE_ONE * 1_000))
-
-    def to_nominal_ns(self, duration_us: int) -> int:
-        """How much nominal work fits into ``duration_us``."""
-        return duration_us * 1_000 * _SCALE_ONE // self._scale
-
-    def copy_ns(self, num_blocks: int) -> int:
-        """Nominal cost of copying blocks one way."""
-        return self.constants.copy_ns(num_blocks, self.bytes_per_block)
+    def decode_ns(self, num_rows: int, num_tokens_attended: int) -> int:
+        constants = self._constants
+        cost = num_rows * constants.decode_row_ns + num_tokens_attended * constants.kv_token_ns
+        return cost * self._decode_scale // _ONE
 
     def prefill_ns(self, start: int, count: int) -> int:
-        """Nominal cost of computing positions ``[start, start + count)`` in one go, without the step's base."""
+        """Computing positions ``[start, start + count)`` in one row."""
         if count == 0:
             return 0
-        constants = self.constants
+        constants = self._constants
         context = constants.prefill_context_ns * count * (start + count // 2)
-        return constants.prefill_token_ns * count + context + constants.kv_token_ns * (start + count)
+        cost = constants.prefill_token_ns * count + context + constants.kv_token_ns * (start + count)
+        return cost * self._prefill_scale // _ONE
+
+    def prefill_fitting(self, room_ns: int, *, start: int, most: int) -> int:
+        """The most tokens at ``start``, up to ``most``, whose cost stays within ``room_ns``."""
+        constants = self._constants
+        room = room_ns * _ONE // self._prefill_scale - constants.kv_token_ns * (start + most)
+        token = max(1, constants.prefill_token_ns + constants.prefill_context_ns * (start + most // 2))
+        return min(most, max(0, room) // token)
 
     def request_ns(self, *, start: int, prefill: int, output: int) -> int:
-        """Nominal cost of a whole request from ``start``: its prefill, then ``output`` decode rows over a growing
-        context.
-        """
-        constants = self.constants
+        """A whole request from ``start``: its prefill, then ``output`` decode rows over a growing context."""
         middle = start + prefill + output // 2
-        return self.prefill_ns(start, prefill) + output * (constants.decode_row_ns + constants.kv_token_ns * middle)
+        return self.prefill_ns(start, prefill) + self.decode_ns(output, output * middle)
+
+    def copy_ns(self, num_blocks: int) -> int:
+        """Copying blocks one way."""
+        return self._constants.copy_ns(num_blocks, self._bytes_per_block)
+
+    def observe(self, *, decode_ns: int, prefill_ns: int, copy_ns: int, duration_us: int) -> None:
+        """Learn from a step that took ``duration_us``; ``decode_ns`` was predicted with the fixed part in it."""
+        error_ns = duration_us * 1_000 - decode_ns - prefill_ns - copy_ns
+        squares = 4 * (decode_ns * decode_ns + prefill_ns * prefill_ns)
+        if squares:
+            self._decode_scale = _moved(self._decode_scale, error_ns * decode_ns, squares)
+            self._prefill_scale = _moved(self._prefill_scale, error_ns * prefill_ns, squares)
+        self.step_us = max(1, self.step_us + (duration_us - self.step_us) // 8)
+
+
+def _moved(scale: int, up: int, down: int) -> int:
+    """``scale`` times 1 + up / down, within bounds; rounded towards no change, so that a true model stays put."""
+    by = min(_MOST_PER_STEP, abs(up) * _ONE // down)
+    moved = scale + scale * by // _ONE if up > 0 else scale - scale * by // _ONE
+    return max(_SCALE_MIN, min(_SCALE_MAX, moved))
+
+
+def to_us(cost_ns: int) -> int:
+    """Nanoseconds as microseconds, rounded up."""
+    return -(-cost_ns // 1_000)

@@ -42,12 +42,11 @@ class DecodePlanner:
 
         The longest running ones go on, so that whoever is held is held for a bounded time.
         """
-        running, constants = self._state.running, self._state.cost.constants
+        running, cost = self._state.running, self._state.cost
         members = running.decoding[rank]
         room_ns = self._budget.decode_room_ns(rank)
-        all_ns = len(members) * constants.decode_row_ns + running.decode_tokens[rank] * constants.kv_token_ns
         held_before = running.step_held[rank]
-        if all_ns <= room_ns:
+        if cost.decode_ns(len(members), running.decode_tokens[rank]) <= room_ns:
             for live in held_before.values():
                 self._state.outbox.resumed.append(live.request_id)
             held_before.clear()
@@ -55,7 +54,7 @@ class DecodePlanner:
         self._draft.holding[rank] = True
         keeps_one = self._budget.num_tokens == 0 and not self._draft.chunks
         for live in members.values():
-            room_ns -= constants.decode_row_ns + live.total * constants.kv_token_ns
+            room_ns -= cost.decode_ns(1, live.total)
             if room_ns >= 0 or keeps_one:
                 keeps_one = False
                 if held_before.pop(live.request_id, None) is not None:

@@ -24,7 +24,7 @@ class Chunk(NamedTuple):
 
 
 class CopyCharge(NamedTuple):
-    """Who pays for copies of this step, and their nominal cost."""
+    """Who pays for copies of this step, and their predicted cost."""
 
     account: Account
     cost_ns: int

@@ -6,6 +6,7 @@ Knows the order of decisions; each rule it applies lives in a module of its own.
 from __future__ import annotations
 
 import enum
+from dataclasses import dataclass, field
 
 from scheduler_engine import admission
 from scheduler_engine.budget import StepBudget
@@ -27,6 +28,15 @@ class _Verdict(enum.Enum):
     STOP = enum.auto()  # nobody else of this class in this step
 
 
+@dataclass(slots=True)
+class _HeadPass:
+    """The heads of one class in one step: who is blocked, and who was set aside to look behind it."""
+
+    blocked: LiveRequest | None = None
+    set_aside: list[LiveRequest] = field(default_factory=list)
+    is_over: bool = False
+
+
 class StepPlanner:
     """Plans one step. Always: classes by rank; what a class has been given is not taken back in the same step."""
 
@@ -44,20 +54,18 @@ class StepPlanner:
             self._guard_first_token(rank)
 
     def _plan_prefills(self, rank: int) -> None:
+        """Prefills in flight and new heads of one class, the tenant served least first."""
         state, draft = self._state, self._draft
-        set_aside: list[LiveRequest] = []
+        heads = _HeadPass()
         in_flight = sorted(
             state.running.prefilling[rank].values(), key=lambda live: (live.account.service, live.order_key)
         )
-        may_admit = True
         for live in in_flight:
-            if may_admit:
-                may_admit = self._admit_heads(rank, set_aside, below_service=live.account.service)
+            self._admit_heads(rank, heads, below_service=live.account.service)
             if live.request_id in state.running.prefilling[rank]:
                 self._grant_chunk(live)
-        if may_admit:
-            self._admit_heads(rank, set_aside, below_service=None)
-        for live in set_aside:
+        self._admit_heads(rank, heads, below_service=None)
+        for live in heads.set_aside:
             state.queues[rank].push(live)
         if draft.first_token_by is None and state.classes[rank].ttft_target_ms is not None:
             draft.first_token_by = next((chunk.live for chunk in draft.chunks if chunk.live.rank == rank), None)
@@ -70,31 +78,36 @@ class StepPlanner:
             self._budget.grant_prefill(live.rank, start=live.computed, count=count)
             self._draft.chunks.append(Chunk(live, count))
 
-    def _admit_heads(self, rank: int, set_aside: list[LiveRequest], *, below_service: int | None) -> bool:
-        """Let in heads of tenants served less than ``below_service``, fairest first. False when the class is done for
-        this step.
+    def _admit_heads(self, rank: int, heads: _HeadPass, *, below_service: int | None) -> None:
+        """Let in heads of tenants served less than ``below_service``, fairest first.
+
+        The first that does not fit is passed by those behind it that do, a bounded number of times, and never by a
+        tenant that had more than the fairness gap beyond its own.
         """
         queue = self._state.queues[rank]
-        blocked: LiveRequest | None = None
-        num_tries = 0
-        while (live := queue.head()) is not None:
+        while not heads.is_over and (live := queue.head()) is not None:
             if below_service is not None and live.account.service >= below_service:
-                return True
+                return
+            blocked = heads.blocked
+            if blocked is not None and not self._may_pass(live, blocked):
+                heads.is_over = True
+                return
             verdict = self._try(live, blocked)
             if verdict is _Verdict.STOP:
-                return False
-            if verdict is _Verdict.ADMITTED and blocked is not None:
+                heads.is_over = True
+            elif verdict is _Verdict.ADMITTED and blocked is not None:
                 blocked.bypasses += 1
-            if verdict is _Verdict.BLOCKED:
-                blocked = blocked or live
-                num_tries += 1
-                if num_tries > _MAX_BYPASS_TRIES or not self._room.has_slot(rank):
-                    return False
-                queue.remove(live)
-                set_aside.append(live)
-            if blocked is not None and blocked.bypasses >= self._state.classes[rank].bypass_limit:
-                return False
-        return True
+            elif verdict is _Verdict.BLOCKED:
+                heads.blocked = blocked or live
+                heads.is_over = len(heads.set_aside) == _MAX_BYPASS_TRIES or not self._room.has_slot(rank)
+                if not heads.is_over:
+                    queue.remove(live)
+                    heads.set_aside.append(live)
+
+    def _may_pass(self, live: LiveRequest, blocked: LiveRequest) -> bool:
+        if blocked.bypasses >= self._state.classes[blocked.rank].bypass_limit:
+            return False
+        return live.account.service <= blocked.account.service + self._state.service_gap(blocked.rank)
 
     def _try(self, live: LiveRequest, blocked: LiveRequest | None) -> _Verdict:
         state, draft = self._state, self._draft
@@ -106,7 +119,7 @@ class StepPlanner:
         is_decode = live.rest == 1 and live.computed > 0
         count = 1 if is_decode else self._budget.chunk(rank, start=live.computed, rest=live.rest)
         if not count or (is_decode and not self._decode_fits(live)):
-            self._room.set_aside(live)
+            self._room.earmark(live)
             return _Verdict.STOP
         if admission.is_late(state, live, count=count, granted_ns=self._budget.spent_ns):
             state.reject(live, RejectReason.LATE, admission.retry_after_us(state, live), draft.now_us)
@@ -127,9 +140,8 @@ class StepPlanner:
         return _Verdict.ADMITTED
 
     def _decode_fits(self, live: LiveRequest) -> bool:
-        constants = self._state.cost.constants
-        needed_ns = constants.decode_row_ns + constants.kv_token_ns * live.total
-        needed_ns += self._state.cost.copy_ns(len(live.host_blocks))
+        cost = self._state.cost
+        needed_ns = cost.decode_ns(1, live.total) + cost.copy_ns(len(live.host_blocks))
         is_first = not self._budget.num_tokens
         return is_first or needed_ns <= self._budget.decode_room_ns(live.rank)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from scheduler_engine.cost import to_us
 from scheduler_engine.events import Lever
 from scheduler_engine.live import LiveRequest
 from scheduler_engine.state import EngineState
@@ -133,9 +134,9 @@ def cheapest_lever(
         return Lever.RECOMPUTE, 0
     cost = state.cost
     num_copied = state.config.num_blocks_for(live.computed)
-    swap_us = 2 * cost.to_us(cost.copy_ns(num_copied)) if num_copied <= host_free else None
+    swap_us = 2 * to_us(cost.copy_ns(num_copied)) if num_copied <= host_free else None
     may_drop = reproducible_may_drop or not live.request.reproducible
-    recompute_us = cost.to_us(cost.prefill_ns(0, live.computed)) if may_drop else None
+    recompute_us = to_us(cost.prefill_ns(0, live.computed)) if may_drop else None
     if swap_us is None:
         return None if recompute_us is None else (Lever.RECOMPUTE, recompute_us)
     if recompute_us is None or swap_us <= recompute_us:

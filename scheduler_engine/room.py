@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from scheduler_engine.budget import StepBudget
+from scheduler_engine.cost import to_us
 from scheduler_engine.draft import Draft
 from scheduler_engine.events import Resource
 from scheduler_engine.live import LiveRequest, State
@@ -108,10 +109,10 @@ class Room:
                 live.blocked_since_us = self._draft.now_us
             if state.floors.in_debt(live.rank, self._draft.now_us):
                 state.owed_head = live
-            self.set_aside(live)
+            self.earmark(live)
         return False
 
-    def set_aside(self, live: LiveRequest) -> None:
+    def earmark(self, live: LiveRequest) -> None:
         need = Need(0 if live.state is State.HELD else 1, self.blocks_needed(live))
         waits_for_copy = live.request_id in self._state.fences.values()
         self._earmarks.append(Earmark(live, need, binds_own_class=waits_for_copy, binds_all=False))
@@ -137,7 +138,7 @@ class Room:
         policy = state.classes[head.rank]
         step_us = state.cost.step_us
         waited_us = 0 if head.blocked_since_us is None else self._draft.now_us - head.blocked_since_us
-        prefill_us = state.cost.to_us(state.cost.prefill_ns(head.computed, head.rest))
+        prefill_us = to_us(state.cost.prefill_ns(head.computed, head.rest))
         slack_us = head.deadline_us - self._draft.now_us - prefill_us
         if policy.patience_steps is not None:
             patience_us = min(policy.patience_steps * step_us - waited_us, sum(victim.cost_us for victim in victims))

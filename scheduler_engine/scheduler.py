@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from scheduler_engine.budget import HoldAllowance, StepBudget
 from scheduler_engine.config import EngineConfig
-from scheduler_engine.cost import CostConstants
+from scheduler_engine.cost import CostConstants, to_us
 from scheduler_engine.draft import Draft, Outbox
 from scheduler_engine.errors import BrokenBooks, Misuse
 from scheduler_engine.events import StepEvents
@@ -67,7 +67,7 @@ class Scheduler:
         state = self._state
         state.now_us = now_us
         self._take_in(now_us)
-        base_us = state.cost.to_us(state.cost.constants.base_ns)
+        base_us = to_us(state.cost.base_ns)
         budget = StepBudget(state, first_token_hold_allowed=self._hold_allowance.covers(base_us))
         draft = Draft(step=state.step, now_us=now_us)
         StepPlanner(state, draft, budget).plan()

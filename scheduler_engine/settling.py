@@ -67,42 +67,45 @@ class Settlement:
 
         Rows pay for themselves, except what they compute again because a higher class pushed them out: its tenant pays.
         """
-        state, draft = self._state, self._draft
-        weights = [row_ns + 1 for row_ns in self._row_costs()]
-        total_ns = sum(weights) + sum(copy.cost_ns for copy in draft.copy_charges)
+        state = self._state
+        num_decodes = len(self._owners) - len(self._draft.chunks)
+        costs_ns = self._row_costs(num_decodes)
+        copies_ns = sum(copy.cost_ns for copy in self._draft.copy_charges)
+        total_ns = sum(costs_ns) + len(costs_ns) + copies_ns  # a nanosecond more per row, so that none is free
         if not total_ns:
             return
         served_us = [0 for _ in PriorityClass]
         sum_ns = paid_us = 0
-        for live, row_ns in zip(self._owners, weights, strict=True):
-            sum_ns += row_ns
+        for live, row_ns in zip(self._owners, costs_ns, strict=True):
+            sum_ns += row_ns + 1
             charge_us = duration_us * sum_ns // total_ns - paid_us
             paid_us += charge_us
             live.num_steps += 1
             live.gpu_us += charge_us
-            if live.debtor is None:
-                live.account.charge(charge_us)
-                served_us[live.rank] += charge_us
-            else:
-                live.debtor.charge(charge_us)
-                served_us[live.debtor.priority_class] += charge_us
-        for account, cost_ns in draft.copy_charges:
+            account = live.account if live.debtor is None else live.debtor
+            account.charge(charge_us)
+            served_us[account.priority_class] += charge_us
+        for account, cost_ns in self._draft.copy_charges:
             sum_ns += cost_ns
             charge_us = duration_us * sum_ns // total_ns - paid_us
             paid_us += charge_us
             account.charge(charge_us)
             served_us[account.priority_class] += charge_us
         state.accountant.busy_us += duration_us
-        state.cost.observe(total_ns - len(weights) + state.cost.constants.base_ns, duration_us)
+        state.cost.observe(
+            decode_ns=state.cost.base_ns + sum(costs_ns[:num_decodes]),
+            prefill_ns=sum(costs_ns[num_decodes:]),
+            copy_ns=copies_ns,
+            duration_us=duration_us,
+        )
         has_work = [state.has_work(rank) for rank in PriorityClass]
         state.floors.settle(state.classes, served_us=served_us, has_work=has_work, now_us=self._now_us)
 
-    def _row_costs(self) -> list[int]:
-        constants = self._state.cost.constants
-        row_ns, token_ns = constants.decode_row_ns, constants.kv_token_ns
-        num_decodes = len(self._owners) - len(self._draft.chunks)
-        costs = [row_ns + token_ns * live.total for live in self._owners[:num_decodes]]
-        costs += [self._state.cost.prefill_ns(live.computed, count) for live, count in self._draft.chunks]
+    def _row_costs(self, num_decodes: int) -> list[int]:
+        cost = self._state.cost
+        row_ns, token_ns = cost.decode_ns(1_024, 0), cost.decode_ns(0, 1_024)  # per 1024, to round only once
+        costs = [(row_ns + token_ns * live.total) >> 10 for live in self._owners[:num_decodes]]
+        costs += [cost.prefill_ns(live.computed, count) for live, count in self._draft.chunks]
         return costs
 
     # tokens

@@ -185,17 +185,34 @@ def test_an_output_is_expected_to_be_like_those_before_it_given_how_far_it_came(
     assert history.estimate(num_output=0, limit=500) >= 340, "only the last 64 count"
 
 
-def test_the_cost_follows_a_device_that_changes_its_speed() -> None:
+def test_the_cost_follows_a_device_that_changes_its_speed_and_shrugs_at_a_hiccup() -> None:
     cost = FittedCost(TOY, 1_000)
-    nominal_ns = 10_000_000
-    assert cost.to_us(nominal_ns) == 10_000
-    for _ in range(40):
-        cost.observe(nominal_ns, 25_000)
-    assert 24_500 <= cost.to_us(nominal_ns) <= 25_100
-    assert cost.to_us(cost.to_nominal_ns(50_000)) <= 50_100
-    for _ in range(80):
-        cost.observe(nominal_ns, 10_000)
-    assert 9_900 <= cost.to_us(nominal_ns) <= 10_200
+
+    def step(speed: int) -> None:
+        decode_ns, prefill_ns = cost.base_ns + cost.decode_ns(10, 4_000), cost.prefill_ns(0, 512)
+        taken_ns = speed * (6_000_000 + 10 * 30_000 + 4_000 * 65 + 512 * 45_065) // 10
+        cost.observe(decode_ns=decode_ns, prefill_ns=prefill_ns, copy_ns=0, duration_us=taken_ns // 1_000)
+
+    step(10)
+    assert (cost.base_ns, cost.prefill_ns(0, 512)) == (6_000_000, 512 * 45_065)
+    for _ in range(60):
+        step(25)
+    assert abs(cost.base_ns + cost.decode_ns(10, 4_000) + cost.prefill_ns(0, 512) - 74_080_000) <= 1_500_000
+    before_ns = cost.prefill_ns(0, 512)
+    step(900)
+    assert cost.prefill_ns(0, 512) <= before_ns * 9 // 8
+
+
+def test_decodes_and_prompts_are_fitted_apart() -> None:
+    cost = FittedCost(TOY, 1_000)
+    for i in range(200):
+        num_prefill = 512 if i % 2 else 0
+        taken_ns = 6_000_000 + 300_000 + 260_000 + 2 * 45_065 * num_prefill  # prompts cost twice what was said
+        decode_ns, prefill_ns = cost.base_ns + cost.decode_ns(10, 4_000), cost.prefill_ns(0, num_prefill)
+        cost.observe(decode_ns=decode_ns, prefill_ns=prefill_ns, copy_ns=0, duration_us=taken_ns // 1_000)
+    assert 0.95 * 6_000_000 <= cost.base_ns <= 1.05 * 6_000_000
+    assert 1.95 * 23_073_280 <= cost.prefill_ns(0, 512) <= 2.05 * 23_073_280
+    assert cost.prefill_fitting(cost.prefill_ns(0, 300), start=0, most=512) in range(295, 301)
 
 
 def test_predicted_waits_learn_their_median_and_their_ninetieth_percentile() -> None:
