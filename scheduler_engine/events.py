@@ -15,7 +15,7 @@ class FinishReason(enum.StrEnum):
     STOP = "stop"
     LENGTH = "length"
     CANCELLED = "cancelled"
-    SHED = "shed"  # ended before its first token: deadline or queue wait could not be kept
+    SHED = "shed"  # for shells: how a Rejected request ended
     FAILED = "failed"
 
 
@@ -35,7 +35,7 @@ class RejectReason(enum.StrEnum):
 class Lever(enum.StrEnum):
     """How a running request gave way."""
 
-    HOLD = "hold"  # keeps its KV, loses slot and step time
+    HOLD = "hold"  # keeps its KV; loses its slot, or for STEP_TIME only its place in some steps
     SWAP = "swap"  # KV copied to host memory
     RECOMPUTE = "recompute"  # KV dropped, computed again on resume
 
@@ -59,7 +59,11 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """``retry_after_us`` is None where coming back cannot help."""
+    """The end of one that never ran: refused at the door, or shed while it waited (then an Accepted came before).
+
+    Never charged. A request ends with exactly one of Rejected and Finished. ``retry_after_us`` is None where coming
+    back cannot help.
+    """
 
     request_id: RequestId
     reason: RejectReason
@@ -100,7 +104,7 @@ class Preempted:
     request_id: RequestId
     lever: Lever
     resource: Resource
-    by: RequestId | None  # None: growth of its own class, or a failed step
+    by: RequestId | None  # None: growth of its own class, a promise of a higher one between tokens, or a failed row
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ Pure and deterministic: the same inputs at the same times give the same plans.
 
 from __future__ import annotations
 
+from scheduler_engine import books
 from scheduler_engine.budget import HoldAllowance, StepBudget
 from scheduler_engine.config import EngineConfig
 from scheduler_engine.cost import CostConstants, to_us
@@ -133,10 +134,10 @@ class Scheduler:
 
     def check_totals(self) -> None:
         """O(1) part of the books, for every step. Raises BrokenBooks."""
-        self._state.check_totals()
+        books.check_totals(self._state)
 
     def check_books(self) -> None:
         """All books, O(requests + blocks). Raises BrokenBooks."""
-        self._state.check_books(self._draft)
+        books.check_books(self._state, self._draft)
         if self._plan is not None and len(self._owners) != len(self._plan.rows):
             raise BrokenBooks(f"{len(self._plan.rows)} rows planned for {len(self._owners)} requests")

@@ -12,7 +12,6 @@ from scheduler_engine.calibration import WaitCalibration
 from scheduler_engine.config import EngineConfig
 from scheduler_engine.cost import CostConstants, FittedCost
 from scheduler_engine.draft import CopyCharge, Draft, Outbox
-from scheduler_engine.errors import BrokenBooks
 from scheduler_engine.events import FinishReason, Lever, Preempted, Rejected, RejectReason, Resource
 from scheduler_engine.fairness import SERVICE_UNITS_PER_US, Account, FairnessAccountant
 from scheduler_engine.floors import Floors
@@ -92,8 +91,6 @@ class EngineState:
 
     def slot_cap(self, rank: int) -> int:
         return max(1, self.config.num_slots * self.classes[rank].cap_slots_percent // 100)
-
-    # moves
 
     def wake_at(self, at_us: int, live: LiveRequest) -> None:
         heapq.heappush(self.timers, (at_us, live.sequence_number, live.request_id))
@@ -264,54 +261,3 @@ class EngineState:
             self.queues[live.rank].unpark(live.account)
         live.host_blocks = []
         self.accountant.leave(live.account)
-
-    # books
-
-    def check_totals(self) -> None:
-        """O(1) books, for every step."""
-        self.device.check_totals()
-        self.host.check_totals()
-        if self.running.num_slots_used > self.config.num_slots:
-            raise BrokenBooks(f"{self.running.num_slots_used} slots used of {self.config.num_slots}")
-
-    def check_books(self, draft: Draft | None) -> None:
-        """All books, O(everything). ``draft`` is the step being executed, whose swap-ins still read host blocks."""
-        self.check_totals()
-        lives = self.lives
-        self.device.check_books({i: live.block_table for i, live in lives.items() if live.block_table})
-        host_owners = {i: live.host_blocks for i, live in lives.items() if live.host_blocks}
-        if draft is not None and draft.host_blocks_after:
-            host_owners[RequestId("(this step's swap-ins)")] = draft.host_blocks_after
-        self.host.check_books(host_owners)
-        self.running.check_books(self.config.block_size)
-        self.peak.check_books(self.running)
-        self.accountant.check_books()
-        for queue in self.queues:
-            queue.check_books()
-        self._check_places()
-
-    def _check_places(self) -> None:
-        on_device = {live.request_id for live in self.running}
-        queued = {live.request_id for queue in self.queues for live in queue.waiting()}
-        for request_id, live in self.lives.items():
-            runs = live.state in (State.PREFILL, State.DECODE)
-            place = (request_id in on_device, request_id in queued, request_id in self.fences)
-            expected = (
-                runs or live.state is State.HELD,
-                not runs and live.state is not State.SAVING,
-                live.state is State.SAVING,
-            )
-            if place != expected:
-                raise BrokenBooks(f"{request_id} in state {live.state.name} is in the wrong place: {place}")
-            if live.computed > live.total or live.computed > len(live.block_table) * self.config.block_size > 0:
-                raise BrokenBooks(f"{request_id} has {live.computed} tokens computed, {len(live.block_table)} blocks")
-        strangers = (on_device | queued) - self.lives.keys()
-        if strangers:
-            raise BrokenBooks(f"ended requests are still held somewhere: {sorted(strangers)}")
-        for rank in PriorityClass:
-            suspended = sum(
-                live.rank == rank and live.state in (State.HELD, State.SAVING, State.ON_HOST, State.DROPPED)
-                for live in self.lives.values()
-            )
-            if suspended != self.num_suspended[rank]:
-                raise BrokenBooks(f"class {rank.label}: {self.num_suspended[rank]} suspended, counted {suspended}")

@@ -104,12 +104,15 @@ def test_a_poisoned_row_and_one_that_fails_again_and_again_end_and_the_others_li
     assert ends[poisoned].detail == "kernel_error"
 
 
-def test_it_waits_for_natural_ends_that_come_sooner_than_copies_would_pay() -> None:
-    world = full()
+@pytest.mark.parametrize(("bytes_per_block", "levers"), [(8_000_000, {}), (2_000_000, {"swap": 1})])
+def test_it_waits_for_an_end_that_comes_sooner_than_copies_would_take(
+    bytes_per_block: int, levers: dict[str, int]
+) -> None:
+    world = full(bytes_per_block=bytes_per_block)  # out and in again: 10.6 ms, or 2.9 ms; a step: 6.1 ms
     batch = world.many(2, BATCH, 500, 12)
     world.run_until(lambda: len(world.story(batch[0]).token_ids) >= 11)
     chat = world.submit(INTERACTIVE, 64, 8, tenant="Aurora")
     asked = world.step
     world.run_until(lambda: world.story(chat).first_planned_step is not None)
-    assert world.step - asked <= 3
-    assert not world.levers()
+    assert world.step - asked <= 2
+    assert world.levers() == levers
