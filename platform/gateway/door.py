@@ -11,55 +11,23 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from billing.pricing import TokenPrices
 from gateway import dispatch
 from gateway.admission import Admission, Denied, Limits, Wish
+from gateway.asking import TIER_OF_CLASS, Ask, effective_max_tokens, encode_prompt, requested_class
 from gateway.auth import Caller
 from gateway.errors import Reason, Refusal
 from gateway.policy_feed import PolicyView
 from gateway.streams import Lost, ResponseStream, Streams
-from gateway.text import Message, Text, TextError
+from gateway.text import Text
 from scheduler_engine.policy import PriorityClass, TenantClassPolicy
 from wire.bus import BusError, BusFull, GatewayBus
-from wire.messages import Cancel, LoadSnapshot, Released, SamplingParameters, Submit
+from wire.messages import Cancel, LoadSnapshot, Released, Submit
 
 log = logging.getLogger(__name__)
-
-ENCODE_INLINE_CHARACTERS = 16_384  # a longer prompt is encoded in a thread: it would hold up everybody's tokens
-TIERS = {
-    "priority": PriorityClass.INTERACTIVE,
-    "fast": PriorityClass.INTERACTIVE,
-    "default": PriorityClass.DEFAULT,
-    "flex": PriorityClass.BATCH,
-}
-TIER_OF_CLASS = {
-    PriorityClass.INTERACTIVE: "priority",
-    PriorityClass.DEFAULT: "default",
-    PriorityClass.BATCH: "flex",
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
-    """What a caller wants, checked for shape. Durations count from ``received_at_s`` (monotonic)."""
-
-    model: str
-    messages: tuple[Message, ...]
-    source: str  # "rest" | "sse" | "ws"
-    received_at_s: float
-    max_tokens_param: str = "max_tokens"
-    sampling: SamplingParameters = field(default_factory=SamplingParameters)
-    max_tokens: int | None = None
-    min_tokens: int = 0
-    ignore_eos: bool = False
-    stop: tuple[str, ...] = ()
-    service_tier: str | None = None
-    deadline_ms: int | None = None
-    completion_deadline_ms: int | None = None
-    max_queue_wait_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,10 +114,10 @@ class Door:
             return Denied(choice, unlimited)
         text = self.texts[ask.model]
         context_length = min(text.context_length, choice.max_model_len)
-        prompt = await _encode(text, ask.messages, context_length)
+        prompt = await encode_prompt(text, ask.messages, context_length)
         if isinstance(prompt, Refusal):
             return Denied(prompt, unlimited)
-        max_tokens = _max_tokens(ask, terms.quota, len(prompt), context_length)
+        max_tokens = effective_max_tokens(ask, terms.quota, len(prompt), context_length)
         if isinstance(max_tokens, Refusal):
             return Denied(max_tokens, unlimited)
         wish = self._wish(caller, ask, terms, choice.worker_id, len(prompt), max_tokens)
@@ -296,49 +264,3 @@ class Door:
         task = asyncio.create_task(guarded())
         self._background.add(task)
         task.add_done_callback(self._background.discard)
-
-
-def requested_class(caller: Caller, ask: Ask) -> PriorityClass:
-    """The class a service tier asks for; the project's own class when it asks for none."""
-    return TIERS.get(ask.service_tier or "auto", caller.default_class)
-
-
-async def _encode(text: Text, messages: tuple[Message, ...], context_length: int) -> tuple[int, ...] | Refusal:
-    """The prompt's token ids; at least one token must be left for the answer."""
-    too_long = Refusal(
-        reason=Reason.CONTEXT_LENGTH,
-        message=f"This model's context length is {context_length} tokens; the prompt leaves no room for an answer.",
-        param="messages",
-    )
-    if text.least_tokens(messages) >= context_length:
-        return too_long
-    try:
-        if sum(len(message.content) for message in messages) > ENCODE_INLINE_CHARACTERS:
-            prompt = await asyncio.to_thread(text.chat_prompt, messages)
-        else:
-            prompt = text.chat_prompt(messages)
-    except TextError as error:
-        return Refusal(reason=Reason.INVALID_VALUE, message=f"The chat template refuses: {error}", param="messages")
-    return prompt if len(prompt) < context_length else too_long
-
-
-def _max_tokens(ask: Ask, quota: TenantClassPolicy, prompt_tokens: int, context_length: int) -> int | Refusal:
-    """The number that reservation, engine and answer all use."""
-    room = context_length - prompt_tokens
-    if ask.max_tokens is None:
-        caps = (quota.default_max_tokens, quota.max_tokens_cap, room)
-        max_tokens = max(1, min(cap for cap in caps if cap is not None))
-    else:
-        max_tokens = ask.max_tokens
-    if max_tokens > room:
-        message = (
-            f"{prompt_tokens} prompt tokens and {max_tokens} output tokens exceed the context of {context_length}."
-        )
-        return Refusal(reason=Reason.CONTEXT_LENGTH, message=message, param=ask.max_tokens_param)
-    if quota.max_tokens_cap is not None and max_tokens > quota.max_tokens_cap:
-        message = f"{ask.max_tokens_param} may be at most {quota.max_tokens_cap} in this class."
-        return Refusal(reason=Reason.INVALID_VALUE, message=message, param=ask.max_tokens_param)
-    if ask.min_tokens > max_tokens:
-        message = f"min_tokens ({ask.min_tokens}) is above {ask.max_tokens_param} ({max_tokens})."
-        return Refusal(reason=Reason.INVALID_VALUE, message=message, param="min_tokens")
-    return max_tokens

@@ -16,12 +16,14 @@ import msgspec
 
 from gateway import metrics
 from gateway.admission import Denied
+from gateway.asking import Ask
 from gateway.auth import Caller
-from gateway.door import Ask, Door, Entered
+from gateway.door import Door, Entered
 from gateway.errors import Reason, Refusal, error_event, from_reject, invalid
 from gateway.streams import Delivery, End, Lost
 from gateway.text import Detokenizer
-from gateway.v1 import schemas
+from gateway.v1 import asks, schemas
+from gateway.v1.decoding import decode, refuse_unsupported
 from gateway.v1.http import Exchange
 from scheduler_engine.events import FinishReason
 from wire.messages import Finished, Rejected
@@ -78,7 +80,7 @@ class DeltaTemplate:
 
 async def handle(exchange: Exchange, door: Door, caller: Caller, body: bytes) -> None:
     received_at_s = time.monotonic()
-    request = schemas.decode(_decoder, body)
+    request = decode(_decoder, body)
     ask = _ask(request, door, received_at_s)
     entered = await door.enter(caller, ask)
     if isinstance(entered, Denied):
@@ -100,15 +102,15 @@ async def handle(exchange: Exchange, door: Door, caller: Caller, body: bytes) ->
 
 
 def _ask(request: schemas.ChatRequest, door: Door, received_at_s: float) -> Ask:
-    schemas.refuse_unsupported(request)
+    refuse_unsupported(request)
     if request.stream_options is not None and not request.stream:
         raise invalid(Reason.INVALID_VALUE, "stream_options needs stream=true.", "stream_options")
-    max_tokens, max_tokens_param = schemas.chat_max_tokens(request)
+    max_tokens, max_tokens_param = asks.chat_max_tokens(request)
     text = door.texts.get(request.model)
-    return schemas.ask(
+    return asks.ask(
         request,
         model=request.model,
-        messages=schemas.chat_messages(request),
+        messages=asks.chat_messages(request),
         max_tokens=max_tokens,
         max_tokens_param=max_tokens_param,
         source="sse" if request.stream else "rest",

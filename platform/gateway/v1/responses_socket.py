@@ -21,8 +21,9 @@ from gateway.door import Entered
 from gateway.errors import InvalidRequest, Reason, Refusal, invalid
 from gateway.streams import End
 from gateway.text import Detokenizer
-from gateway.v1 import schemas
+from gateway.v1 import asks, schemas
 from gateway.v1.chat import outcome_of, visible_bytes
+from gateway.v1.decoding import decode, refuse_unsupported
 from gateway.v1.response_events import NOT_FOUND, ResponseEvents, ends_in_good_order, error_frame
 from wire.messages import Finished
 
@@ -87,20 +88,20 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channe
                 raise invalid(
                     Reason.BODY_TOO_LARGE, f"A frame may have at most {self._runtime.body_limit_bytes} bytes."
                 )
-            kind = schemas.decode(_kind_decoder, frame)
+            kind = decode(_kind_decoder, frame)
             stream_id = kind.stream_id if isinstance(kind.stream_id, str) else None
             match kind.type:
                 case "response.create":
-                    self._enqueue(schemas.decode(_create_decoder, frame))
+                    self._enqueue(decode(_create_decoder, frame))
                 case "response.cancel":
-                    self._cancel(schemas.decode(_cancel_decoder, frame))
+                    self._cancel(decode(_cancel_decoder, frame))
                 case _:
                     raise invalid(Reason.INVALID_VALUE, f"Unknown event type {kind.type[:100]!r}.", "type")
         except InvalidRequest as error:
             await self._refuse(error.refusal, stream_id=stream_id)
 
     def _enqueue(self, request: schemas.ResponseCreate) -> None:
-        schemas.refuse_unsupported(request)
+        refuse_unsupported(request)
         found = self._lanes.get(request.stream_id)
         if found is None:
             if len(self._lanes) >= MAX_LANES:
@@ -143,10 +144,10 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channe
             await self.close(BAD_KEY)
             return
         text = self._runtime.door.texts.get(request.model)
-        ask = schemas.ask(
+        ask = asks.ask(
             request,
             model=request.model,
-            messages=schemas.input_messages(request),
+            messages=asks.input_messages(request),
             max_tokens=request.max_output_tokens,
             max_tokens_param="max_output_tokens",
             source="ws",

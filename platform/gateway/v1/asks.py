@@ -1,0 +1,117 @@
+"""From a body to an Ask: the same values for every door.
+
+Knows the words of both APIs; refuses to know limits and workers.
+"""
+
+from __future__ import annotations
+
+from gateway.asking import Ask
+from gateway.errors import Reason, invalid
+from gateway.text import Message
+from gateway.v1.decoding import refuse_unsupported
+from gateway.v1.schemas import MAX_STOPS, ChatRequest, ResponseCreate, SamplingFields, TextPart
+from wire.messages import SamplingParameters
+
+
+def chat_messages(request: ChatRequest) -> tuple[Message, ...]:
+    messages = []
+    for index, message in enumerate(request.messages):
+        refuse_unsupported(message, f"messages[{index}].")
+        if message.content is None and message.role != "assistant":
+            raise invalid(Reason.INVALID_TYPE, "This message needs content.", f"messages[{index}].content")
+        messages.append(Message(_template_role(message.role), _joined(message.content)))
+    return tuple(messages)
+
+
+def input_messages(request: ResponseCreate) -> tuple[Message, ...]:
+    instructions = [Message("system", request.instructions)] if request.instructions else []
+    if isinstance(request.input, str):
+        return (*instructions, Message("user", request.input))
+    return (*instructions, *(Message(_template_role(item.role), _joined(item.content)) for item in request.input))
+
+
+def chat_max_tokens(request: ChatRequest) -> tuple[int | None, str]:
+    """The number asked for, and the field that asked."""
+    new, old = request.max_completion_tokens, request.max_tokens
+    if new is not None and old is not None and new != old:
+        words = "max_tokens and max_completion_tokens differ; send only max_completion_tokens."
+        raise invalid(Reason.INVALID_VALUE, words, "max_tokens")
+    return (old, "max_tokens") if new is None else (new, "max_completion_tokens")
+
+
+def ask(
+    request: SamplingFields,
+    *,
+    model: str,
+    messages: tuple[Message, ...],
+    max_tokens: int | None,
+    max_tokens_param: str,
+    source: str,
+    received_at_s: float,
+    vocabulary_size: int | None,
+) -> Ask:
+    """The same values for every door. ``vocabulary_size`` None: the model is unknown, and will be refused for that."""
+    return Ask(
+        model=model,
+        messages=messages,
+        source=source,
+        received_at_s=received_at_s,
+        max_tokens=max_tokens,
+        max_tokens_param=max_tokens_param,
+        sampling=_sampling(request, vocabulary_size),
+        min_tokens=request.min_tokens or 0,
+        ignore_eos=bool(request.ignore_eos),
+        stop=_stops(request.stop),
+        service_tier=request.service_tier,
+        deadline_ms=request.deadline_ms,
+        completion_deadline_ms=request.completion_deadline_ms,
+        max_queue_wait_ms=request.max_queue_wait_ms,
+    )
+
+
+def _template_role(role: str) -> str:
+    return "system" if role == "developer" else role
+
+
+def _joined(content: str | list[TextPart] | None) -> str:
+    if isinstance(content, list):
+        return "".join(part.text for part in content)
+    return content or ""
+
+
+def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
+    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if len(stops) > MAX_STOPS:
+        raise invalid(Reason.INVALID_VALUE, f"At most {MAX_STOPS} stop strings.", "stop")
+    if "" in stops:
+        raise invalid(Reason.INVALID_VALUE, "A stop string must not be empty.", "stop")
+    return stops
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def _sampling(request: SamplingFields, vocabulary_size: int | None) -> SamplingParameters:
+    return SamplingParameters(
+        temperature=_or(request.temperature, 1.0),
+        top_p=_or(request.top_p, 1.0),
+        top_k=request.top_k or 0,
+        min_p=_or(request.min_p, 0.0),
+        presence_penalty=_or(request.presence_penalty, 0.0),
+        frequency_penalty=_or(request.frequency_penalty, 0.0),
+        repetition_penalty=_or(request.repetition_penalty, 1.0),
+        logit_bias=_logit_bias(request.logit_bias or {}, vocabulary_size),
+        seed=request.seed,
+    )
+
+
+def _logit_bias(bias: dict[str, float], vocabulary_size: int | None) -> tuple[tuple[int, float], ...]:
+    pairs = []
+    for key, value in bias.items():
+        if not (key.isascii() and key.isdigit() and len(key) <= 9):
+            raise invalid(Reason.INVALID_VALUE, "Keys of logit_bias are token ids written as strings.", "logit_bias")
+        if vocabulary_size is not None and int(key) >= vocabulary_size:
+            raise invalid(Reason.INVALID_VALUE, f"Token id {key} is outside the vocabulary.", "logit_bias")
+        pairs.append((int(key), value))
+    return tuple(pairs)
