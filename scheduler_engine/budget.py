@@ -42,8 +42,8 @@ class StepBudget:
     """One step's room, in predicted nanoseconds and tokens. Always: ``spent_ns`` is the predicted cost of all that was
     granted.
 
-    Limits have an origin: the promise of a class binds its own prefills and everything of the classes below it, never
-    its own decodes. A class without promises above or beside it is bound by its token budget alone.
+    Limits have an origin: the promises of a class bind the classes below it, and its own prefills, never its own
+    decodes. A class without promises above or beside it is bound by its token budget alone.
     """
 
     def __init__(self, state: EngineState, *, first_token_hold_allowed: bool) -> None:
@@ -52,29 +52,32 @@ class StepBudget:
         self.spent_ns = state.cost.base_ns
         self.num_tokens = 0
         self.first_token_hold_allowed = first_token_hold_allowed
-        self._limits_ns = [self._limit_ns(rank) for rank in PriorityClass]
-        self._gap_ns = min(self._gap_limit_ns(rank) for rank in PriorityClass)
+        gaps_ns = [self._gap_limit_ns(rank) for rank in PriorityClass]
+        caps_ns = [self._cap_ns(rank) for rank in PriorityClass]
+        self._limits_ns = [min(gap_ns, cap_ns) for gap_ns, cap_ns in zip(gaps_ns, caps_ns, strict=True)]
+        self._caps_ns = caps_ns
+        self._gap_ns = min(gaps_ns)
         self._first_token_limit_ns = _UNLIMITED_NS
         self._has_prefill = [False for _ in PriorityClass]
         self._debts = [state.floors.in_debt(rank, state.now_us) for rank in PriorityClass]
 
-    def _limit_ns(self, rank: int) -> int:
-        """The longest step the promises of one class bear: its gap between tokens while it decodes, and its share of
-        the time to a first token while it was active in the last minute.
+    def _gap_limit_ns(self, rank: int) -> int:
+        """The longest step that the gap between tokens bears, while somebody of the class decodes."""
+        policy = self._state.classes[rank]
+        if policy.tbt_target_ms is None or not self._state.running.decoding[rank]:
+            return _UNLIMITED_NS
+        return policy.tbt_target_ms * 1_000_000
+
+    def _cap_ns(self, rank: int) -> int:
+        """The share of the time to a first token that a step may take, while the class was active in the last minute:
+        who arrives in the middle of a step waits for its end.
         """
         state, policy = self._state, self._state.classes[rank]
         last_active_us = state.last_active_us[rank]
         is_active = last_active_us is not None and state.now_us - last_active_us <= _ACTIVE_WINDOW_US
         if policy.ttft_target_ms is None or not is_active:
-            return self._gap_limit_ns(rank)
-        cap_us = policy.ttft_target_ms * 10 * policy.step_cap_percent
-        return min(self._gap_limit_ns(rank), cap_us * 1_000)
-
-    def _gap_limit_ns(self, rank: int) -> int:
-        policy = self._state.classes[rank]
-        if policy.tbt_target_ms is None or not self._state.running.decoding[rank]:
             return _UNLIMITED_NS
-        return policy.tbt_target_ms * 1_000_000
+        return policy.ttft_target_ms * 10_000 * policy.step_cap_percent
 
     @property
     def tightest_ns(self) -> int:
@@ -104,7 +107,7 @@ class StepBudget:
         most = min(rest, policy.chunk_max, policy.token_budget_max - self.num_tokens)
         if most <= 0:
             return 0
-        room_ns = min(self.tightest_ns, self._first_token_limit_ns) - self.spent_ns - self._reserved_below_ns(rank)
+        room_ns = self._prefill_limit_ns(rank) - self.spent_ns - self._reserved_below_ns(rank)
         fitting = self._cost.prefill_fitting(room_ns, start=start, most=most)
         least = min(most, policy.chunk_min)
         if fitting >= least:
@@ -113,6 +116,13 @@ class StepBudget:
             return 0
         is_owed = policy.ttft_target_ms is not None or self._debts[rank] or self.num_tokens == 0
         return least if is_owed and not self._has_prefill[rank] else 0
+
+    def _prefill_limit_ns(self, rank: int) -> int:
+        """A prefill is bound by every gap between tokens and by the caps of the classes above; by the cap of its own
+        class twice over: it is what the others of the class would wait for anyway, and each cut costs a step's fixed
+        part.
+        """
+        return min([self._gap_ns, self._first_token_limit_ns, 2 * self._caps_ns[rank], *self._caps_ns[:rank]])
 
     def _is_small_rest(self, rest: int, least: int, start: int, most: int) -> bool:
         """Not worth a step of its own, and no gap between tokens grows over its promise by taking it along."""

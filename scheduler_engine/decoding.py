@@ -81,16 +81,16 @@ class DecodePlanner:
         needy = self._needy(rank)
         if not needy:
             return
-        while len(needy) > self._room.blocks_to_grow(rank):
-            short = len(needy) - self._room.blocks_to_grow(rank)
+        while (short := len(needy) - self._room.blocks_to_grow(rank)) > 0:
             if not self._give_way_for_growth(rank, needy[0], short):
                 break
             needy = self._needy(rank)
-        num_served = min(len(needy), self._room.blocks_to_grow(rank))
+        num_served = min(len(needy), max(0, self._room.blocks_to_grow(rank)))
         edge = self._state.running.at_block_edge[rank]
         for live in needy[:num_served]:
             live.block_table.append(self._state.device.take_one())
             del edge[live.request_id]
+            live.grown_step = self._draft.step
             self._state.set_next_check(live)
         for live in needy[num_served:]:
             self._sit_out(live)
@@ -109,6 +109,8 @@ class DecodePlanner:
         if victims is not None:
             self._room.push_out(victims, Resource.MEMORY, first)
             return not state.fences
+        if self._room.is_awaited_above(rank):
+            return False  # whoever gave way now would do so for a higher head, not for this growth
         # its own class: the tenant that had most, then the latest promise; a needy one may have to give way itself
         members = [live for live in state.running.on_device(rank) if live.started_step != self._draft.step]
         if len(members) <= 1:

@@ -49,6 +49,7 @@ class LiveRequest:
         "first_start_us",
         "first_token_us",
         "gpu_us",
+        "grown_step",
         "hard_deadline_us",
         "host_blocks",
         "idle_step",
@@ -114,6 +115,7 @@ class LiveRequest:
         self.started_step = -1
         self.suspended_step = -1
         self.idle_step = -1
+        self.grown_step = -1
         self.debtor: Account | None = None  # who pays for bringing it back: the tenant that pushed it out
         self.first_start_us: int | None = None
         self.first_token_us: int | None = None

@@ -99,7 +99,7 @@ def cpu_classes() -> tuple[ClassPolicy, ClassPolicy, ClassPolicy]:
     A step is capped at the length of a chat's own prefill: who arrives in the middle of one then waits at most twice
     that.
     """
-    return _classes((3_000, 10_000), (1_000, 2_000), (60_000, 300_000), 10_000, 8, (256, 128, 16), 10)
+    return _classes((3_000, 10_000), (1_000, 2_000), (60_000, 300_000), 10_000, 8, (256, 128, 16), 12)
 
 
 def _classes(

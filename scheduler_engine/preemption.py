@@ -153,12 +153,13 @@ def lower_classes(state: EngineState, rank: int) -> Iterator[LiveRequest]:
 
 def overserved_tenants(state: EngineState, head: LiveRequest) -> Iterator[LiveRequest]:
     """Candidates of the head's own class: tenants that had more than the fairness gap B beyond the head's, past their
-    quantum.
+    quantum. Not those for whose block somebody may have given way in this step.
     """
     policy = state.classes[head.rank]
     limit = head.account.service + state.service_gap(head.rank)
     for live in state.running.on_device(head.rank):
-        if live.account.service > limit and state.step - live.started_step >= max(1, policy.quantum_steps):
+        may_go = live.grown_step != state.step
+        if may_go and live.account.service > limit and state.step - live.started_step >= max(1, policy.quantum_steps):
             yield live
 
 

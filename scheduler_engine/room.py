@@ -70,9 +70,13 @@ class Room:
         return Need(slots, blocks)
 
     def blocks_to_grow(self, rank: int) -> int:
-        """Free blocks that decodes of the class may take: all but what heads of higher classes wait for."""
+        """Free blocks less what heads of higher classes wait for: what decodes of the class may take. May be negative."""
         marked = sum(mark.need.blocks for mark in self._earmarks if mark.head.rank < rank)
-        return max(0, self._state.device.num_free - marked)
+        return self._state.device.num_free - marked
+
+    def is_awaited_above(self, rank: int) -> bool:
+        """True when a head of a higher class waits for room."""
+        return any(mark.head.rank < rank for mark in self._earmarks)
 
     def _shortage(self, live: LiveRequest) -> Need:
         """What is missing for a start now. A held request is bound by no earmark: running on is how its blocks come
