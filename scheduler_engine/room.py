@@ -12,6 +12,7 @@ from scheduler_engine.cost import to_us
 from scheduler_engine.draft import Draft
 from scheduler_engine.events import Resource
 from scheduler_engine.live import LiveRequest, State
+from scheduler_engine.policy import PriorityClass
 from scheduler_engine.preemption import (
     Need,
     Victim,
@@ -44,8 +45,9 @@ class Room:
         self._draft = draft
         self._budget = budget
         self._earmarks: list[Earmark] = []
+        self._is_owed = [state.floors.in_debt(rank, draft.now_us) for rank in PriorityClass]
         owed, state.owed_head = state.owed_head, None
-        if owed is not None and state.floors.in_debt(owed.rank, draft.now_us) and state.is_queued(owed):
+        if owed is not None and self._is_owed[owed.rank] and state.is_queued(owed):
             need = Need(1, self.blocks_needed(owed))
             self._earmarks.append(Earmark(owed, need, binds_own_class=False, binds_all=True))
 
@@ -57,26 +59,28 @@ class Room:
         """True while somebody of the class might find a slot without pushing anybody out."""
         return self._state.running.num_slots_used < self._state.slot_cap(rank)
 
+    def _outranks(self, mark: Earmark, rank: int) -> bool:
+        """Heads of higher classes come first, except before a class that is owed its floor."""
+        return mark.head.rank < rank and not self._is_owed[rank]
+
     def _marked(self, rank: int, but: LiveRequest | None) -> Need:
-        """What earmarks keep from a newcomer of the class; nothing from one that is owed its floor."""
-        if any(mark.binds_all and mark.head is but for mark in self._earmarks):
-            return _NOTHING
+        """What earmarks keep from a newcomer of the class."""
         slots = blocks = 0
         for mark in self._earmarks:
             own = mark.head.rank == rank and mark.binds_own_class
-            if mark.head is not but and (mark.head.rank < rank or own or mark.binds_all):
+            if mark.head is not but and (self._outranks(mark, rank) or own or mark.binds_all):
                 slots += mark.need.slots
                 blocks += mark.need.blocks
         return Need(slots, blocks)
 
     def blocks_to_grow(self, rank: int) -> int:
-        """Free blocks less what heads of higher classes wait for: what decodes of the class may take. May be negative."""
-        marked = sum(mark.need.blocks for mark in self._earmarks if mark.head.rank < rank)
+        """Free blocks less what heads of higher classes wait for: for decodes of the class. May be negative."""
+        marked = sum(mark.need.blocks for mark in self._earmarks if self._outranks(mark, rank))
         return self._state.device.num_free - marked
 
     def is_awaited_above(self, rank: int) -> bool:
         """True when a head of a higher class waits for room."""
-        return any(mark.head.rank < rank for mark in self._earmarks)
+        return any(self._outranks(mark, rank) for mark in self._earmarks)
 
     def _shortage(self, live: LiveRequest) -> Need:
         """What is missing for a start now. A held request is bound by no earmark: running on is how its blocks come
@@ -111,7 +115,7 @@ class Room:
                     return True
             if live.blocked_since_us is None:
                 live.blocked_since_us = self._draft.now_us
-            if state.floors.in_debt(live.rank, self._draft.now_us):
+            if self._is_owed[live.rank]:
                 state.owed_head = live
             self.earmark(live)
         return False
