@@ -21,11 +21,14 @@ from django.core.management.base import BaseCommand, CommandError
 from openai import APIError
 
 from gateway.demo_story import Client, Story, StoryError, StoryResult, StoryShape, as_json
+from gateway.embedded.service import dying_with_parent
+from gateway.supervision.platform_processes import DEVICE_PROFILES
 from gateway.text import Message, Text, byte_text
 from wire.redis_bus import RedisGatewayBus
 from wire.redis_keys import Keys
 
 SERVING = "serving on http"  # the line by which ``up`` says that every process is ready
+SENTENCE = "CommandError: "
 STOP_LIMIT_S = 60
 
 
@@ -40,6 +43,7 @@ class Command(BaseCommand):
         parser.add_argument("--data", type=Path, default=settings.DATA_DIR, help="where all state is kept (.rubato)")
         parser.add_argument("--model", type=Path, help="GGUF file or model folder (the demo model)")
         parser.add_argument("--executor", choices=("model", "simulated"), default="model", help="what computes tokens")
+        parser.add_argument("--device-profile", choices=DEVICE_PROFILES, help="what the simulated device is like")
         parser.add_argument("--kv-mib", type=int, default=512, help="KV memory; the flood shall fill it (512)")
         parser.add_argument("--batch", type=int, default=96, help="requests of the flood (96)")
         parser.add_argument("--batch-alone", type=int, default=48, help="requests of the flood without chats (48)")
@@ -99,8 +103,9 @@ class _Platform:
         self._terminal = terminal
         self._arguments = [f"--port={options['port']}", f"--data={self.data}", f"--executor={options['executor']}"]
         self._arguments += [f"--kv-mib={options['kv_mib']}"]
-        if options["model"] is not None:
-            self._arguments.append(f"--model={options['model']}")
+        for name in ("model", "device_profile"):
+            if options[name] is not None:
+                self._arguments.append(f"--{name.replace('_', '-')}={options[name]}")
         self._process: subprocess.Popen[str] | None = None
         self._serving = threading.Event()
         self._last_lines: deque[str] = deque(maxlen=3)
@@ -108,17 +113,21 @@ class _Platform:
     def start(self) -> None:
         """Raises CommandError with the platform's last words when it does not come up."""
         self.data.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, str(settings.BASE_DIR / "manage.py"), "up", *self._arguments]
+        command = [*dying_with_parent(signal.SIGTERM), sys.executable, str(settings.BASE_DIR / "manage.py"), "up"]
         # A session of its own: Ctrl-C reaches the demo alone, which then stops the platform in order.
         self._process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+            [*command, *self._arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
         )
         reader = threading.Thread(target=self._read, args=(self._process,), daemon=True)
         reader.start()
         while not self._serving.wait(0.2):
             if self._process.poll() is not None:
                 reader.join(5)
-                raise CommandError(" ".join(self._last_lines) or "the platform ended without a word")
+                raise CommandError(self._last_words)
 
     def _read(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
@@ -131,6 +140,12 @@ class _Platform:
                     self._terminal.write(line.rstrip("\n"))
                 if SERVING in line:
                     self._serving.set()
+
+    @property
+    def _last_words(self) -> str:
+        """The sentence by which ``up`` explains its end; its last lines where it had none."""
+        said = [line for line in self._last_lines if line.startswith(SENTENCE)]
+        return said[-1].removeprefix(SENTENCE) if said else " ".join(self._last_lines) or "it said nothing."
 
     @property
     def demo(self) -> dict[str, Any]:
@@ -154,7 +169,7 @@ class _Platform:
     def wait(self) -> None:
         assert self._process is not None
         self._process.wait()
-        raise CommandError(f"the platform ended by itself: {' '.join(self._last_lines)}")
+        raise CommandError(f"The platform ended by itself: {self._last_words}")
 
     def stop(self) -> None:
         if self._process is None or self._process.poll() is not None:
