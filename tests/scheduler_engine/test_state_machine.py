@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -119,10 +120,16 @@ class Trouble(RuleBasedStateMachine):
             assert story.finished.prompt_tokens == len(story.request.prompt_token_ids)
 
 
+class LongTrouble(Trouble):
+    """The same for longer."""
+
+
+_CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
+
 TestTrouble = Trouble.TestCase
-TestTrouble.settings = settings(
-    max_examples=15,
-    stateful_step_count=25,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
+TestTrouble.settings = settings(max_examples=25, stateful_step_count=25, deadline=None, suppress_health_check=_CHECKS)
+
+TestLongTrouble = pytest.mark.soak(LongTrouble.TestCase)
+TestLongTrouble.settings = settings(
+    max_examples=1_500, stateful_step_count=60, deadline=None, suppress_health_check=_CHECKS
 )
