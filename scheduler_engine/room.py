@@ -92,32 +92,33 @@ class Room:
         blocks = self.blocks_needed(live) + marked.blocks - state.device.num_free
         return Need(max(0, slots), max(0, blocks))
 
-    def _peak_fits(self, live: LiveRequest) -> bool:
+    def _peak_excess(self, live: LiveRequest) -> int:
+        """Blocks by which the highest point ahead would pass the class's mark if this request started now."""
         state = self._state
         if live.state is State.HELD:
-            return True  # it is part of the peak already
+            return 0  # it is part of the peak already
         state.estimate_total(live)
         peak = state.peak.peak_blocks(live.rank, have=live.total, remaining=live.estimated_total - live.total)
-        return peak <= state.memory_cap(live) or not any(True for _ in state.running)
+        is_alone = not any(True for _ in state.running)
+        return 0 if is_alone else max(0, peak - state.memory_cap(live))
 
     def make(self, live: LiveRequest, blocked: LiveRequest | None) -> bool:
         """True when the request may start now. May push out others for it, all or nothing."""
-        state = self._state
-        need = self._shortage(live)
-        peak_fits = self._peak_fits(live)
-        if need == _NOTHING and peak_fits:
+        need, peak_excess = self._shortage(live), self._peak_excess(live)
+        if need == _NOTHING and not peak_excess:
             return True
-        if blocked is None:  # only the head of the class may push out others
-            victims = self._victims_for(live, need) if peak_fits else None
-            if victims is not None:
-                self._push_out_for(live, victims, need)
-                if self._shortage(live) == _NOTHING:
-                    return True
-            if live.blocked_since_us is None:
-                live.blocked_since_us = self._draft.now_us
-            if self._is_owed[live.rank]:
-                state.owed_head = live
-            self.earmark(live)
+        if blocked is not None:  # only the head of the class may push out others
+            return False
+        victims = self._victims_for(live, need, peak_excess)
+        if victims is not None:
+            self._push_out_for(live, victims, need)
+            if self._shortage(live) == _NOTHING:
+                return True
+        if live.blocked_since_us is None:
+            live.blocked_since_us = self._draft.now_us
+        if self._is_owed[live.rank]:
+            self._state.owed_head = live
+        self.earmark(live)
         return False
 
     def earmark(self, live: LiveRequest) -> None:
@@ -125,15 +126,18 @@ class Room:
         waits_for_copy = live.request_id in self._state.fences.values()
         self._earmarks.append(Earmark(live, need, binds_own_class=waits_for_copy, binds_all=False))
 
-    def _victims_for(self, head: LiveRequest, need: Need) -> list[Victim] | None:
+    def _victims_for(self, head: LiveRequest, need: Need, peak_excess: int) -> list[Victim] | None:
+        """Lower classes first, if the class may preempt; else those of its own that had far more than it."""
         state = self._state
         policy = state.classes[head.rank]
         if head.request_id in state.fences.values():
             return None  # what was pushed out for it is still being copied
-        if policy.patience_steps is not None or policy.patience_ms is not None:
+        may_preempt = policy.patience_steps is not None or policy.patience_ms is not None
+        if may_preempt and not peak_excess:  # lower classes are no part of its peak
             victims = choose_victims(state, need, lower_classes(state, head.rank))
             if victims is not None:
                 return None if self._is_worth_waiting(head, need, victims) else victims
+        need = Need(need.slots, max(need.blocks, peak_excess))
         return choose_victims(state, need, overserved_tenants(state, head))
 
     def _is_worth_waiting(self, head: LiveRequest, need: Need, victims: list[Victim]) -> bool:

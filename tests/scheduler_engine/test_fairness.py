@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from scheduler_engine.events import Resource
 from scheduler_engine.policy import TenantClassPolicy
 from tests.scheduler_engine.world import BATCH, INTERACTIVE, World, policy
 
@@ -104,3 +107,23 @@ def test_the_copies_of_a_victim_are_paid_by_the_tenant_that_pushed_it_out() -> N
     spent = sum(s.finished.counters.gpu_us for s in stories if s.finished and s.request.tenant_id == "Bulk")
     assert service_us(world)["Bulk"] < spent, "what was computed again is on Aurora's account"
     assert sum(service_us(world).values()) == world.busy_us
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "num_slots", "prompt"),
+    [(256, 2, 100), (230, 16, 1_300), (256, 16, 1_200)],
+    ids=["slots", "memory", "mark"],
+)
+def test_a_tenant_far_behind_takes_room_from_one_far_ahead_in_its_own_class(
+    num_blocks: int, num_slots: int, prompt: int
+) -> None:
+    world = World(num_blocks, num_slots, 512)
+    ahead = world.many(2, BATCH, prompt, 400, tenant="Nova")  # 2.5 s of device time
+    world.run(10)
+    behind = world.submit(BATCH, prompt, 100, tenant="Aurora")
+    world.run_until(lambda: world.story(behind).first_planned_step is not None)
+    assert not any(world.story(i).has_ended for i in ahead)
+    assert 1_000_000 <= service_us(world)["Nova"] <= 1_300_000
+    (event,) = [preempted for i in ahead for _, preempted in world.story(i).preempted]
+    assert event.resource is Resource.FAIRNESS
+    world.finish()
