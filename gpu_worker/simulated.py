@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import zlib
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpu_worker.clock import Clock
 from gpu_worker.executor import ExecutorShape
@@ -127,7 +127,23 @@ _TOY = DeviceProfile(
     ),
     classes=gpu_classes(),
 )
-DEVICES = {profile.name: profile for profile in (_H200_8B, _CPU_SMOLLM2, _TOY)}
+# Costs as little as the model allows: what is left of a request's time is the platform's own.
+_INSTANT = replace(
+    _TOY,
+    name="instant",
+    shape=replace(_TOY.shape, num_blocks=8_192),
+    num_slots=256,
+    cost=CostConstants(
+        base_ns=1_000,
+        prefill_token_ns=1,
+        prefill_context_ns=0,
+        decode_row_ns=1,
+        kv_token_ns=1,
+        copy_operation_us=1,
+        copy_bytes_per_us=1_000_000,
+    ),
+)
+DEVICES = {profile.name: profile for profile in (_H200_8B, _CPU_SMOLLM2, _TOY, _INSTANT)}
 
 
 class SimulatedExecutor:

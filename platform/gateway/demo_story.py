@@ -96,7 +96,7 @@ class Story:
         """
         async with self._chats, self._batch:
             self._client.say("warming up")
-            await self._batch_request(self._shape.batch_output_tokens)
+            await self._batch_request(self._prompt(self._shape.batch_prompt_tokens))
             await self._flood_alone()
             await self._idle_chats("before the flood")
             await self._flood_with_chats()
@@ -158,20 +158,20 @@ class Story:
 
     async def _flood(self, number: int) -> tuple[int, float]:
         """Completed requests and output tokens per second, from the first submit to the last end."""
+        prompts = [self._prompt(self._shape.batch_prompt_tokens) for _ in range(number)]  # seconds of our own CPU
         started = time.monotonic()
-        outcomes = await asyncio.gather(
-            *(self._batch_request(self._shape.batch_output_tokens) for _ in range(number)), return_exceptions=True
-        )
+        outcomes = await asyncio.gather(*map(self._batch_request, prompts), return_exceptions=True)
         elapsed = time.monotonic() - started
         tokens = [outcome for outcome in outcomes if isinstance(outcome, int)]
         for failure in (outcome for outcome in outcomes if isinstance(outcome, BaseException)):
             self._client.say(f"a batch request failed: {failure}")
         return len(tokens), round(sum(tokens) / elapsed, 2)
 
-    async def _batch_request(self, output_tokens: int) -> int:
+    async def _batch_request(self, prompt: str) -> int:
+        output_tokens = self._shape.batch_output_tokens
         completion = await self._batch.chat.completions.create(
             model=self._client.model,
-            messages=[{"role": "user", "content": self._prompt(self._shape.batch_prompt_tokens)}],
+            messages=[{"role": "user", "content": prompt}],
             service_tier="flex",
             temperature=0,
             max_completion_tokens=output_tokens,
@@ -199,11 +199,12 @@ class Story:
         return _milliseconds(started, first)
 
     async def _websocket_chat(self) -> int:
+        prompt = self._prompt(self._shape.chat_prompt_tokens)
         async with self._chats.responses.connect() as connection:
             started, first = time.monotonic(), None
             await connection.response.create(
                 model=self._client.model,
-                input=self._prompt(self._shape.chat_prompt_tokens),
+                input=prompt,
                 service_tier="priority",
                 temperature=0,
                 max_output_tokens=self._shape.chat_output_tokens,

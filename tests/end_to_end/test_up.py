@@ -6,91 +6,17 @@ import json
 import os
 import re
 import signal
-import socket
 import stat
-import subprocess
-import sys
-import threading
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import psutil
-import pytest
 
-START_LIMIT_S = 90.0
+from tests.end_to_end.running_up import Up
+
 PROCESSES = ("postgres", "valkey", "settler", "celery", "beat", "worker", "gateway")
-
-
-class Up:
-    """``manage.py up`` with the simulated executor, and all it said."""
-
-    def __init__(self, root: Path, data: Path) -> None:
-        self.data = data
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            port = probe.getsockname()[1]
-        command = [sys.executable, "manage.py", "up", f"--port={port}", f"--data={data}", "--executor=simulated"]
-        given = ("DATABASE_URL", "DATABASE_TENANT_URL", "DATABASE_OWNER_URL", "REDIS_URL")
-        environment = {name: value for name, value in os.environ.items() if name not in given}
-        self.process = subprocess.Popen(
-            command, cwd=root, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        self._lines: list[str] = []
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        with self.process.stdout as lines:
-            self._lines.extend(lines)
-
-    @property
-    def said(self) -> str:
-        return "".join(self._lines)
-
-    @property
-    def demo(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.data / "demo.json").read_text())
-        return found
-
-    def wait_for(self, condition: Callable[[], bool], limit_s: float = START_LIMIT_S) -> None:
-        deadline = time.monotonic() + limit_s
-        while not condition():
-            assert self.process.poll() is None, self.said
-            assert time.monotonic() < deadline, self.said
-            time.sleep(0.1)
-
-    def wait_until_serving(self) -> None:
-        self.wait_for(lambda: "serving on" in self.said)
-
-    def pid_of(self, name: str) -> int:
-        """Of its newest life."""
-        return int(re.findall(rf"^{name} +\| ready after .*\(pid (\d+),", self.said, re.MULTILINE)[-1])
-
-    def stop(self) -> int:
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGINT)
-        try:
-            return self.process.wait(60)
-        finally:
-            self.process.kill()
-            self._reader.join(5)
-
-
-@pytest.fixture
-def up(project_root: Path, tmp_path: Path) -> Iterator[Callable[[], Up]]:
-    started: list[Up] = []
-
-    def start() -> Up:
-        started.append(Up(project_root, tmp_path / "data"))
-        return started[-1]
-
-    yield start
-    for one in started:
-        one.stop()
 
 
 def _models(demo: dict[str, Any], tenant: str = "aurora") -> int:
@@ -105,7 +31,7 @@ def _models(demo: dict[str, Any], tenant: str = "aurora") -> int:
         return 0
 
 
-def test_the_platform_starts_heals_stops_and_comes_back_as_it_was(up: Callable[[], Up]) -> None:
+def test_the_platform_starts_heals_stops_and_comes_back_as_it_was(up: Callable[..., Up]) -> None:
     first = up()
     first.wait_until_serving()
     demo = first.demo
@@ -134,7 +60,7 @@ def test_the_platform_starts_heals_stops_and_comes_back_as_it_was(up: Callable[[
     assert family_bytes < 250 << 20
 
 
-def test_a_platform_that_was_killed_outright_leaves_nobody_and_starts_again(up: Callable[[], Up]) -> None:
+def test_a_platform_that_was_killed_outright_leaves_nobody_and_starts_again(up: Callable[..., Up]) -> None:
     first = up()
     first.wait_until_serving()
     children = psutil.Process(first.process.pid).children(recursive=True)

@@ -21,6 +21,7 @@ from wire.redis_bus import connect
 from wire.redis_keys import Keys
 
 WORKER_ID = "worker-1"
+DEVICE_PROFILES = ("cpu-smollm2", "h200-8b", "instant", "toy")  # the worker's own; a test holds them together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,7 @@ class PlatformOptions:
     executor: str
     model: Path | None
     kv_mib: int | None = None
+    device_profile: str | None = None
 
     @property
     def base_url(self) -> str:
@@ -106,6 +108,8 @@ def _worker(options: PlatformOptions, environment: Mapping[str, str]) -> Process
         command += [f"--model={options.model}"]
     if options.kv_mib is not None:
         command += [f"--kv-mib={options.kv_mib}"]
+    if options.device_profile is not None:
+        command += [f"--device-profile={options.device_profile}"]
     return ProcessSpec(
         name="worker",
         command=lambda: command,

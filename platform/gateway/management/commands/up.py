@@ -23,6 +23,7 @@ from gateway.embedded.service import port_is_free, write_private
 from gateway.supervision.demo_file import write_demo_file
 from gateway.supervision.output import Output
 from gateway.supervision.platform_processes import (
+    DEVICE_PROFILES,
     PlatformOptions,
     base_environment,
     embedded_process,
@@ -47,6 +48,7 @@ class Command(BaseCommand):
         parser.add_argument("--model", type=Path, help="GGUF file or model folder (the demo model)")
         parser.add_argument("--kv-mib", type=int, help="memory of the worker's KV pool (the worker's own default)")
         parser.add_argument("--executor", choices=("model", "simulated"), default="model", help="what computes tokens")
+        parser.add_argument("--device-profile", choices=DEVICE_PROFILES, help="what the simulated device is like")
 
     def handle(self, *args: Any, **choices: Any) -> None:
         options = _options(choices)
@@ -75,6 +77,7 @@ def _options(choices: dict[str, Any]) -> PlatformOptions:
         port=choices["port"],
         executor=choices["executor"],
         kv_mib=choices["kv_mib"],
+        device_profile=choices["device_profile"],
         model=_model(choices["model"], choices["executor"]),
     )
 
