@@ -1,0 +1,251 @@
+"""What the scheduler itself costs: CPU of a quiet step, an arrival, an abort, and a plan with victims.
+
+The real engine, no executor: every row of a plan gets a made-up token, on a virtual clock that moves as the cost model
+of an H200 with an 8B model says. Only this process's CPU time is counted, so a busy machine disturbs little.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.figures import machine, quantile, report, say
+from scheduler_engine.config import EngineConfig
+from scheduler_engine.cost import CostConstants
+from scheduler_engine.events import Lever, StepEvents
+from scheduler_engine.plan import StepPlan, StepResult
+from scheduler_engine.policy import PolicySnapshot, PriorityClass, gpu_classes
+from scheduler_engine.request import Request, RequestId
+from scheduler_engine.scheduler import Scheduler
+
+COST = CostConstants(
+    base_ns=6_000_000,
+    prefill_token_ns=45_000,
+    prefill_context_ns=0,
+    decode_row_ns=30_000,
+    kv_token_ns=65,
+    copy_operation_us=5,
+    copy_bytes_per_us=50_000,
+)
+PROMPT_TOKENS = 64
+OUTPUT_TOKENS = 4_096
+BLOCK_SIZE = 16
+SHORT_OUTPUT_TOKENS = 512  # of those that shall give way: their memory of today is most of what they will ever need
+NUM_VICTIMS = 16
+PATIENCE_STEPS = 10
+NUM_ABORTS = 1_000
+PROMPT = tuple(range(PROMPT_TOKENS))
+TOKEN = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One plan and its application; times are CPU nanoseconds."""
+
+    plan: StepPlan
+    events: StepEvents
+    plan_ns: int
+    apply_ns: int
+
+    @property
+    def total_ns(self) -> int:
+        return self.plan_ns + self.apply_ns
+
+
+class Bench:
+    """An engine with room for ``num_slots`` whole requests. Always: the virtual clock moves by each step's length."""
+
+    def __init__(self, *, num_slots: int, num_blocks: int, num_host_blocks: int = 0) -> None:
+        config = EngineConfig(
+            num_blocks=num_blocks,
+            num_host_blocks=num_host_blocks,
+            num_slots=num_slots,
+            max_model_len=10_000_000,  # one chat shall be able to want the memory of sixteen others
+            block_size=BLOCK_SIZE,
+        )
+        self.engine = Scheduler(config, PolicySnapshot(version=0, classes=gpu_classes()), COST)
+        self.now_us = 0
+        self._num_submitted = 0
+
+    def submit(
+        self,
+        tenant_id: str,
+        priority_class: PriorityClass = PriorityClass.BATCH,
+        *,
+        prompt: Sequence[int] = PROMPT,
+        max_tokens: int = OUTPUT_TOKENS,
+    ) -> RequestId:
+        self._num_submitted += 1
+        request_id = RequestId(f"request-{self._num_submitted}")
+        request = Request(
+            request_id=request_id,
+            tenant_id=tenant_id,
+            priority_class=priority_class,
+            prompt_token_ids=prompt,
+            max_tokens=max_tokens,
+        )
+        self.engine.submit(request, self.now_us)
+        return request_id
+
+    def cancel(self, request_ids: Iterable[RequestId]) -> None:
+        for request_id in request_ids:
+            self.engine.cancel(request_id, "client_gone", self.now_us)
+
+    def step(self) -> Step:
+        started = time.process_time_ns()
+        plan = self.engine.plan_step(self.now_us)
+        planned = time.process_time_ns()
+        duration_us = _duration_us(plan)
+        sampled = [TOKEN if row.samples else -1 for row in plan.rows]
+        self.now_us += duration_us
+        result = StepResult(step=plan.step, duration_us=duration_us, sampled_token_ids=sampled)
+        computed = time.process_time_ns()
+        events = self.engine.apply_step(result, self.now_us)
+        return Step(plan, events, planned - started, time.process_time_ns() - computed)
+
+    def fill(self, num_running: int) -> None:
+        """Step until that many decode."""
+        for _ in range(100 * num_running):
+            rows = self.step().plan.rows
+            if len(rows) == num_running and all(len(row.token_ids) == 1 for row in rows):
+                return
+        raise RuntimeError(f"{num_running} requests never ran together")
+
+
+def _duration_us(plan: StepPlan) -> int:
+    prefill = [row for row in plan.rows if len(row.token_ids) > 1]
+    decodes = [row for row in plan.rows if len(row.token_ids) == 1]
+    return COST.step_us(
+        prefill_tokens=sum(len(row.token_ids) for row in prefill),
+        prefill_context=0,
+        decode_rows=len(decodes),
+        kv_tokens=sum(row.start + 1 for row in decodes),
+    )
+
+
+def _timed(work: Callable[[], object]) -> int:
+    started = time.process_time_ns()
+    work()
+    return time.process_time_ns() - started
+
+
+def quiet_steps(num_running: int, num_waiting: int, num_tenants: int, num_steps: int) -> dict[str, Any]:
+    """``num_running`` decode while ``num_waiting`` of their own class wait: nobody comes, goes or is pushed out.
+
+    The arrivals before it and the aborts after it are counted in the steps that take them in, less a quiet step.
+    """
+    bench = Bench(num_slots=num_running, num_blocks=num_running * (OUTPUT_TOKENS + PROMPT_TOKENS) // BLOCK_SIZE * 2)
+    for number in range(num_running):
+        bench.submit(f"tenant-{number % num_tenants}")
+    bench.fill(num_running)
+    before = [bench.step() for _ in range(20)]
+
+    ids: list[RequestId] = []
+    tenants = [f"tenant-{number % num_tenants}" for number in range(num_waiting)]
+    submit_ns = _timed(lambda: ids.extend(map(bench.submit, tenants)))
+    arrival_ns = submit_ns + bench.step().total_ns - (quantile([step.total_ns for step in before], 0.5) or 0)
+
+    steps = [bench.step() for _ in range(num_steps)]
+    quiet_ns = quantile([step.total_ns for step in steps], 0.5) or 0
+    aborted = ids[:: max(1, num_waiting // NUM_ABORTS)]
+    cancel_ns = _timed(lambda: bench.cancel(aborted))
+    abort_ns = cancel_ns + bench.step().total_ns - quiet_ns
+    bench.engine.check_books()
+    return {
+        "step_ms_p50": _ms(quantile([step.total_ns for step in steps], 0.5)),
+        "step_ms_p99": _ms(quantile([step.total_ns for step in steps], 0.99)),
+        "plan_ms_p50": _ms(quantile([step.plan_ns for step in steps], 0.5)),
+        "plan_ms_p99": _ms(quantile([step.plan_ns for step in steps], 0.99)),
+        "apply_ms_p50": _ms(quantile([step.apply_ns for step in steps], 0.5)),
+        "apply_ms_p99": _ms(quantile([step.apply_ns for step in steps], 0.99)),
+        "rows": len(steps[-1].plan.rows),
+        "preemptions_in_quiet_steps": sum(len(step.events.preempted) for step in steps),
+        "arrival_us": _us_each(arrival_ns, num_waiting),
+        "abort_us": _us_each(abort_ns, len(aborted)),
+    }
+
+
+def abort_of_running(num_running: int) -> float | None:
+    """Every second of those that run, in one step, with nobody waiting to take their place."""
+    bench = Bench(num_slots=num_running, num_blocks=num_running * (OUTPUT_TOKENS + PROMPT_TOKENS) // BLOCK_SIZE * 2)
+    ids = [bench.submit("bulk") for _ in range(num_running)]
+    bench.fill(num_running)
+    quiet_ns = quantile([bench.step().total_ns for _ in range(20)], 0.5) or 0
+    aborted = ids[::2]
+    cancel_ns = _timed(lambda: bench.cancel(aborted))
+    return _us_each(max(0.0, cancel_ns + bench.step().total_ns - quiet_ns), len(aborted))
+
+
+def plan_with_victims(num_running: int) -> dict[str, Any]:
+    """Median of five fresh engines, for one such plan is all that each of them sees."""
+    plans = [_one_plan_with_victims(num_running) for _ in range(5)]
+    return {
+        "victims": min(_num_victims(step) for step in plans),
+        "victims_plan_ms_p50": _ms(quantile([step.plan_ns for step in plans], 0.5)),
+        "victims_plan_ms_max": _ms(max(step.plan_ns for step in plans)),
+    }
+
+
+def _one_plan_with_victims(num_running: int) -> Step:
+    """A chat whose prompt needs the memory of 16 running batch requests meets a pool that they fill."""
+    pool = num_running * (PROMPT_TOKENS + SHORT_OUTPUT_TOKENS) // BLOCK_SIZE * 108 // 100
+    bench = Bench(num_slots=num_running + 1, num_blocks=pool, num_host_blocks=pool)
+    for _ in range(num_running):
+        bench.submit("bulk", max_tokens=SHORT_OUTPUT_TOKENS)
+    bench.fill(num_running)
+    blocks_each = len(bench.step().plan.rows[-1].block_table)
+    wanted = bench.engine.load(bench.now_us).num_free_blocks + NUM_VICTIMS * blocks_each
+    chat = bench.submit("aurora", PriorityClass.INTERACTIVE, prompt=range((wanted - 1) * BLOCK_SIZE), max_tokens=16)
+    for _ in range(PATIENCE_STEPS):
+        step = bench.step()
+        if any(row.request_id == chat for row in step.plan.rows):
+            bench.engine.check_books()
+            return step
+    raise RuntimeError(f"a chat was not let in within {PATIENCE_STEPS} steps")
+
+
+def _num_victims(step: Step) -> int:
+    """Who gave up memory; those that merely sat out a step for the chat's prompt are not meant."""
+    return sum(preempted.lever is not Lever.HOLD for preempted in step.events.preempted)
+
+
+def _ms(nanoseconds: float | None) -> float | None:
+    return None if nanoseconds is None else round(nanoseconds / 1_000_000, 4)
+
+
+def _us_each(nanoseconds: float, number: int) -> float | None:
+    return round(nanoseconds / 1_000 / number, 2) if number else None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scheduler", description=__doc__)
+    parser.add_argument("--running", type=int, default=256)
+    parser.add_argument("--waiting", type=int, default=100_000)
+    parser.add_argument("--tenants", type=int, default=1_000)
+    parser.add_argument("--steps", type=int, default=1_000, help="quiet steps that are timed")
+    parser.add_argument("--json", action="store_true", help="end with one line of JSON")
+    found = parser.parse_args(arguments)
+    if min(found.running, found.tenants, found.steps) < 1 or found.waiting < 0:
+        parser.error("--running, --tenants and --steps must be at least 1, --waiting at least 0")
+    say(f"{found.steps} quiet steps with {found.running} running, {found.waiting} waiting, {found.tenants} tenants")
+    result = {
+        "bench": "scheduler",
+        "running": found.running,
+        "waiting": found.waiting,
+        "tenants": found.tenants,
+        "steps": found.steps,
+        **quiet_steps(found.running, found.waiting, found.tenants, found.steps),
+        "abort_running_us": abort_of_running(found.running),
+        **plan_with_victims(max(found.running, 2 * NUM_VICTIMS)),
+        **machine(),
+    }
+    report(result, as_json=found.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
