@@ -28,9 +28,7 @@ from gateway.v1.http import Exchange
 from scheduler_engine.events import FinishReason
 from wire.messages import Finished, Rejected
 
-KEEPALIVE_S = (
-    10.0  # a waiting stream begins after this long and then sends a comment as often, so that no proxy cuts it
-)
+KEEPALIVE_S = 10.0  # a waiting stream begins after this long, then sends a comment as often: no proxy cuts it
 EVENT_STREAM = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-cache",
