@@ -83,11 +83,12 @@ def current_policy_document() -> dict[str, object]:
     }
 
 
-def open_operations(*, reserved_before: datetime, limit: int) -> list[UsageRequest]:
+def open_operations(*, reserved_before: datetime | None = None, limit: int | None = None) -> list[UsageRequest]:
     """Reservations that nothing has ended yet, oldest first."""
-    return list(
-        UsageRequest.objects.filter(state=OPEN, reserved_at__lt=reserved_before).order_by("reserved_at")[:limit]
-    )
+    found = UsageRequest.objects.filter(state=OPEN, reserved_at__isnull=False).order_by("reserved_at", "id")
+    if reserved_before is not None:
+        found = found.filter(reserved_at__lt=reserved_before)
+    return list(found[:limit])
 
 
 def ledger_sums() -> TokenSums:

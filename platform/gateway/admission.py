@@ -1,7 +1,7 @@
 """May this response come in: every limit of the tenant in one atomic step, all taken or nothing.
 
-Knows quotas, prices and their keys in Redis (``limits.lua``); refuses to know how the work is done. While Redis is down
-nobody is let in.
+Knows quotas, prices and their keys in Redis (``limits.lua``); refuses to know how the work is done. Nobody is
+let in while Redis is down, or has lost what it held and is not rebuilt yet (``rebuild.py``).
 """
 
 from __future__ import annotations
@@ -180,20 +180,19 @@ class Admission:
             await pipeline.execute()
 
     def _lease_key(self, wish: Wish) -> str:
-        return self._scope_key("lease", wish)
-
-    def _scope_key(self, kind: str, wish: Wish, *rest: str) -> str:
-        return self._keys.prefix + ":".join([kind, wish.tenant_id, wish.priority_class.label, *rest])
+        return self._keys.lease(wish.tenant_id, wish.priority_class.label)
 
     def _wish(self, wish: Wish, window: str) -> dict[str, Any]:
         """The script's first argument."""
+        tenant_id, label = wish.tenant_id, wish.priority_class.label
         buckets = [
-            {"key": self._scope_key("limit", wish, kind), "kind": kind, "limit": limit, "amount": amount}
+            {"key": self._keys.bucket(tenant_id, label, kind), "kind": kind, "limit": limit, "amount": amount}
             for kind, limit, amount in _buckets(wish)
         ]
-        lease_key, money_key = self._lease_key(wish), self._scope_key("money", wish, window)
+        lease_key, money_key = self._lease_key(wish), self._keys.money(tenant_id, label, window)
         return {
             "now_ms": self._clock_ms() if self._clock_ms else 0,
+            "built": self._keys.gate_built,
             "usage": self._keys.usage,
             "usage_limit": MAX_USAGE_ENTRIES,
             "record": self._keys.response(wish.response_id),
@@ -288,6 +287,9 @@ def _refusal(kind: str, retry_after_ms: int, wish: Wish) -> Refusal:
         case "money":
             message = f"The budget of this {quota.money_window} in class {label} does not cover this request at worst."
             return Refusal(reason=Reason.MONEY, message=message)
+        case "lost":
+            message = "Limits are being restored; please send the request again."
+            return Refusal(reason=Reason.UNAVAILABLE, message=message, retry_after_us=retry_after_us)
         case _:
             message = "The platform's books are behind; please send the request again."
             return Refusal(reason=Reason.OVERLOADED, message=message, retry_after_us=retry_after_us)

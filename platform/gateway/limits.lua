@@ -42,6 +42,7 @@ local function answer(kind, retry_after_ms)
   return reply
 end
 
+if redis.call('EXISTS', wish.built) == 0 then return answer('lost', 1000) end -- what is held here is not what is owed
 if redis.call('XLEN', wish.usage) >= wish.usage_limit then return answer('full', 1000) end
 if redis.call('EXISTS', wish.record) == 1 then return answer('duplicate', 0) end
 

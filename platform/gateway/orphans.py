@@ -10,8 +10,7 @@ from datetime import datetime, timedelta
 from typing import Protocol
 from uuid import UUID
 
-from billing import ledger, selectors
-from billing.messages import Release
+from billing import selectors
 from billing.models import UsageRequest
 from billing.pricing import Terminal
 from gateway.gate import Record
@@ -55,33 +54,26 @@ class OrphanSweep:
         """One look; returns how many operations were released."""
         now_s = self._clock_s()
         unowned = self._unowned()
-        self._unowned_since_s = {
-            operation.id: self._unowned_since_s.get(operation.id, now_s) for operation, _ in unowned
-        }
-        lost = [
-            (operation, record)
-            for operation, record in unowned
-            if now_s - self._unowned_since_s[operation.id] >= self._grace_s
-        ]
-        for operation, record in lost:
-            self._release(operation, record)
+        self._unowned_since_s = {operation.id: self._unowned_since_s.get(operation.id, now_s) for operation in unowned}
+        lost = [one for one in unowned if now_s - self._unowned_since_s[one.id] >= self._grace_s]
+        for operation in lost:
+            self._release(operation)
         return len(lost)
 
-    def _unowned(self) -> list[tuple[UsageRequest, Record | None]]:
+    def _unowned(self) -> list[UsageRequest]:
         operations = selectors.open_operations(reserved_before=self._now() - MIN_AGE, limit=MAX_PER_SWEEP)
         if not operations:
             return []
         records = self._gate.records([str(operation.id) for operation in operations])
         alive = self._gate.live_gateways(sorted({record.gateway_id for record in records.values()}))
-        pairs = [(operation, records.get(str(operation.id))) for operation in operations]
-        return [(operation, record) for operation, record in pairs if _is_unowned(record, alive)]
+        return [operation for operation in operations if _is_unowned(records.get(str(operation.id)), alive)]
 
-    def _release(self, operation: UsageRequest, record: Record | None) -> None:
-        reason = Terminal.EXPIRED.value
-        if record is None:  # Redis has forgotten it: only the books still hold it
-            ledger.apply([Release(operation_id=operation.id, tenant_id=operation.tenant_id, reason=reason)])
-        else:
-            self._gate.end(Released(response_id=str(operation.id), tenant_id=str(operation.tenant_id), reason=reason))
+    def _release(self, operation: UsageRequest) -> None:
+        """Through the stream, also where Redis has forgotten the record: so a gate that is being rebuilt sees it."""
+        released = Released(
+            response_id=str(operation.id), tenant_id=str(operation.tenant_id), reason=Terminal.EXPIRED.value
+        )
+        self._gate.end(released)
 
 
 def _is_unowned(record: Record | None, alive: frozenset[str]) -> bool:

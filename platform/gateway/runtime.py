@@ -11,9 +11,11 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
+from functools import partial
+from typing import TypeVar
 
 from django.conf import settings
-from django.db import connections
+from django.db import DatabaseError, InterfaceError, connections
 from psycopg.conninfo import make_conninfo
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
@@ -24,6 +26,7 @@ from gateway.auth import KeyTable
 from gateway.door import Door
 from gateway.loads import loads as load_source
 from gateway.policy_feed import PolicyFeed
+from gateway.rebuild import GateBuilder
 from gateway.streams import Streams
 from gateway.text import Text, byte_text
 from tenants import services
@@ -33,10 +36,12 @@ from wire.redis_bus import RedisGatewayBus
 from wire.redis_keys import Keys
 
 log = logging.getLogger(__name__)
+Result = TypeVar("Result")
 
 READ_S = 0.25  # longest wait of one outbox read; also bounds how long a drain takes
 WATCH_S = 0.25  # how often workers' snapshots are read
 HEARTBEAT_S = 2.0
+GATE_S = 0.5  # how soon a Redis that lost everything is noticed
 AGAIN_S = 0.25  # after the Bus refused
 
 
@@ -52,6 +57,7 @@ class Runtime:
         key_table: KeyTable,
         texts: Sequence[Text],
         body_limit_bytes: int,
+        build_gate: Callable[[], bool],
     ) -> None:
         self.bus = bus
         self.body_limit_bytes = body_limit_bytes
@@ -69,6 +75,8 @@ class Runtime:
             loads=lambda: self.loads,
         )
         self._redis = redis
+        self._gate_built = redis_keys.gate_built
+        self._build_gate = build_gate
         self._key_table = key_table
         self._reads_done = asyncio.Condition()
         self._num_reads = 0
@@ -96,6 +104,7 @@ class Runtime:
             key_table=KeyTable(conninfo),
             texts=[text],
             body_limit_bytes=settings.RUBATO_BODY_LIMIT_BYTES,
+            build_gate=GateBuilder(settings.REDIS_URL, redis_keys).build,
         )
 
     async def start(self) -> None:
@@ -113,7 +122,8 @@ class Runtime:
         stack.push_async_callback(self._key_table.close)
         await self.bus.open()
         stack.push_async_callback(self.bus.close)
-        await self.policy.start(_publish_policy)
+        await self._keep_gate()
+        await self.policy.start(partial(_in_database_thread, services.publish_policy))
         stack.push_async_callback(self.policy.stop)
         stack.push_async_callback(self.door.close)
         self.loads = await self.bus.loads()
@@ -123,6 +133,7 @@ class Runtime:
             (self._read_outbox, 0.0),
             (self._watch_workers, WATCH_S),
             (self._beat, HEARTBEAT_S),
+            (self._keep_gate, GATE_S),
         ):
             task = asyncio.create_task(self._repeat(work, period_s), name=work.__name__)
             stack.push_async_callback(_stopped, task)
@@ -143,9 +154,9 @@ class Runtime:
                 await work()
                 failing = False
                 await asyncio.sleep(period_s)
-            except (BusError, RedisError) as error:
+            except (BusError, RedisError, DatabaseError, InterfaceError) as error:
                 if not failing:
-                    log.warning("%s: the Bus does not answer: %s", work.__name__, error)
+                    log.warning("%s: no answer: %s", work.__name__, error)
                 failing = True
                 await asyncio.sleep(AGAIN_S)
 
@@ -181,6 +192,13 @@ class Runtime:
         for stream in lost:
             await self.door.take_back(stream, "worker_lost")
 
+    async def _keep_gate(self) -> None:
+        """A Redis that came back empty lets nobody in (limits.lua) until its gate is built again."""
+        if await self._redis.exists(self._gate_built):
+            return
+        if await _in_database_thread(self._build_gate):
+            log.info("the gate was built from the books")
+
     async def _beat(self) -> None:
         await self.bus.heartbeat()
         await self.admission.renew([stream.grant for stream in self.streams if stream.holds_lease])
@@ -202,16 +220,16 @@ def set_current(runtime: Runtime | None) -> None:
     _current[:] = [] if runtime is None else [runtime]
 
 
-async def _publish_policy() -> None:
-    """Redis has no policy (it is new, or came back empty): the database is the truth."""
+async def _in_database_thread(work: Callable[[], Result]) -> Result:
+    """The database is the truth behind what Redis has lost. A thread leaves no connection behind."""
 
-    def publish() -> None:
+    def run() -> Result:
         try:
-            services.publish_policy()
+            return work()
         finally:
             connections.close_all()
 
-    await asyncio.to_thread(publish)
+    return await asyncio.to_thread(run)
 
 
 async def _stopped(task: asyncio.Task[None]) -> None:

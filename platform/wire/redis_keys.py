@@ -14,6 +14,7 @@ Every name stands behind a prefix, ``rubato:`` unless a test says otherwise.
 ``usage``               stream   durable: Reserved (admit script), Usage (publish), Released; consumer group ``settler``
 ``response:{id}``       hash     the record of one response, below
 ``output:{id}``         string   finished token ids per choice, TTL 10 min
+``gate:built``          string   when the gate was built from the books; absent = Redis is new or lost: nobody gets in
 ``policy:current``      string   JSON {"version": 7, "policy": snapshot_to_dict(...), other keys the worker ignores}
 ``policy:version``      string   the version alone, so that a poll is cheap; both are written by ``write_policy``
 ``policy:changed``      channel  pinged with the version by ``write_policy``; everybody polls every 500 ms too
@@ -41,6 +42,10 @@ prefix, amounts integers:
 cost = ceil(((prompt - cached) * price_prompt + cached * price_cached + output * price_output) / 1,000,000), once per
 response; 0 for ``shed``, ``failed_platform``, ``expired`` and Released, whose tokens go back to the buckets whole.
 The end is idempotent by ``state`` and takes only the record's current ``attempt``.
+
+**The gate**, per tenant id and class label: buckets ``limit:{tenant}:{class}:{kind}``, leases
+``lease:{tenant}:{class}``, money windows ``money:{tenant}:{class}:{window id}``. Records, leases and windows are built
+from the books by one gateway (rebuild.lua) whenever ``gate:built`` is absent; deleting it has them built anew.
 
 **Lost workers.** A gateway remembers the epoch it saw in the LoadSnapshot when it sent a Submit. Another epoch later,
 or no load for 2 s and then a successful ``fence``, means: drain the outbox once more; what has not ended is lost with
@@ -79,6 +84,19 @@ class Keys:
     @property
     def usage(self) -> str:
         return f"{self.prefix}usage"
+
+    @property
+    def gate_built(self) -> str:
+        return f"{self.prefix}gate:built"
+
+    def bucket(self, tenant_id: str, label: str, kind: str) -> str:
+        return f"{self.prefix}limit:{tenant_id}:{label}:{kind}"
+
+    def lease(self, tenant_id: str, label: str) -> str:
+        return f"{self.prefix}lease:{tenant_id}:{label}"
+
+    def money(self, tenant_id: str, label: str, window_id: str) -> str:
+        return f"{self.prefix}money:{tenant_id}:{label}:{window_id}"
 
     @property
     def policy_current(self) -> str:

@@ -61,9 +61,10 @@ def scene(world: Any) -> Scene:
     return Scene(world)
 
 
-def test_an_operation_whose_record_is_gone_expires_after_the_grace_at_no_cost(scene: Scene) -> None:
+def test_an_operation_whose_record_is_gone_expires_after_the_grace_through_the_stream(scene: Scene) -> None:
     assert [scene.look(at_s) for at_s in (0.0, 59.0, 60.0)] == [0, 0, 1]
-    assert (scene.state, UsageRequest.objects.get().cost_micros) == ("expired", 0)
+    assert [(ended.response_id, ended.reason) for ended in scene.gate.ended] == [(scene.operation_id, "expired")]
+    assert scene.state == "open"  # until the stream tells of it
 
 
 def test_an_operation_whose_gateway_is_dead_is_ended_in_redis_first(scene: Scene) -> None:

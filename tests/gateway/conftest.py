@@ -339,12 +339,14 @@ class World:
         self.url = url
         self.redis_keys = keys
         self.redis = redis.Redis.from_url(url)
+        self.redis.set(keys.gate_built, 1)
         self.shelf = KeyShelf()
         self.keys = {tenant: self.shelf.issue(tenant) for tenant in (AURORA, BULK, NOVA, STRANGER)}
         self.worker = FakeWorker(url, keys)
         self.policy_version = 0
         self.base_url = ""
         self.runtime: Runtime | None = None
+        self.build_gate: Callable[[], bool] = lambda: False  # there is no PostgreSQL, so no books to build it from
         self._clients: dict[str, AsyncOpenAI] = {}
 
     def publish(self, *quotas: TenantClassPolicy) -> None:
@@ -379,6 +381,7 @@ class World:
             key_table=self.shelf,
             texts=[byte_text()],
             body_limit_bytes=BODY_LIMIT,
+            build_gate=lambda: self.build_gate(),
         )
 
     def client(self, tenant: str = AURORA) -> AsyncOpenAI:

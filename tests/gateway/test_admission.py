@@ -82,6 +82,8 @@ class Gate:
         """All of this gate's keys with their values."""
         found: dict[bytes, object] = {}
         async for key in self.redis.scan_iter(f"{self.keys.prefix}*"):
+            if key.decode() == self.keys.gate_built:
+                continue
             kind = await self.redis.type(key)
             match kind:
                 case b"hash":
@@ -103,6 +105,7 @@ class Gate:
 @pytest.fixture
 async def gate(valkey_url: str) -> AsyncIterator[Gate]:
     gate = Gate(valkey_url, f"admission:{uuid.uuid4().hex}:")
+    await gate.redis.set(gate.keys.gate_built, 1)
     yield gate
     async for key in gate.redis.scan_iter(f"{gate.keys.prefix}*"):
         await gate.redis.delete(key)
