@@ -13,7 +13,7 @@ import pytest
 
 from tests.end_to_end.running_up import environment_of_its_own, free_port
 
-NUM_BATCH = 64
+NUM_BATCH = 112
 LIMIT_S = 150
 PROMISED_KEYS = {
     "idle_ttft_ms",

@@ -14,6 +14,8 @@ from typing import Any
 
 import psutil
 
+from gateway.supervision.platform_processes import DEVICE_PROFILES
+from gpu_worker.simulated import DEVICES
 from tests.end_to_end.running_up import Up
 
 PROCESSES = ("postgres", "valkey", "settler", "celery", "beat", "worker", "gateway")
@@ -72,3 +74,7 @@ def test_a_platform_that_was_killed_outright_leaves_nobody_and_starts_again(up: 
     second.wait_until_serving()
     assert second.demo["keys"] == json.loads((second.data / "demo.json").read_text())["keys"]
     assert _models(second.demo) == 200
+
+
+def test_up_offers_the_device_profiles_that_the_worker_knows() -> None:
+    assert sorted(DEVICE_PROFILES) == sorted(DEVICES)
