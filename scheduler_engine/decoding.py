@@ -81,10 +81,10 @@ class DecodePlanner:
         needy = self._needy(rank)
         if not needy:
             return
-        while (short := len(needy) - self._room.blocks_to_grow(rank)) > 0:
-            if not self._give_way_for_growth(rank, needy[0], short):
-                break
-            needy = self._needy(rank)
+        may_give_way = True
+        while may_give_way and (short := len(needy) - self._room.blocks_to_grow(rank)) > 0:
+            may_give_way = self._give_way_for_growth(rank, needy[0], short)
+            needy = self._needy(rank)  # a needy one may have gone itself
         num_served = min(len(needy), max(0, self._room.blocks_to_grow(rank)))
         edge = self._state.running.at_block_edge[rank]
         for live in needy[:num_served]:

@@ -100,3 +100,17 @@ def test_a_completed_copy_nobody_started_is_misuse_and_changes_nothing() -> None
     world.engine.check_books()
     world.engine.apply_step(StepResult(plan.step, 10, sampled), world.now_us)
     world.engine.check_books()
+
+
+def test_a_decode_that_has_to_go_itself_for_the_growth_of_its_class_gets_no_block_in_that_step() -> None:
+    world = World(20, 8, 512, policy=policy(cap_memory_percent=100), copies_in_order=False, copy_steps=2)
+    world.teach(BATCH, output=2)  # so that both are let in
+    requests = world.many(2, BATCH, 158, 40)  # 10 blocks each, both at an edge after two tokens
+    world.run(3)
+    assert world.engine.load(0).num_free_blocks == 0
+    world.run(1)
+    (victim,) = {copy.request_id for copy in world.plans[-1].swap_out}
+    assert world.plans[-1].rows == ()
+    assert victim == requests[1]
+    world.finish()
+    assert [len(world.story(i).token_ids) for i in requests] == [40, 40]
