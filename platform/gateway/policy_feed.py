@@ -36,9 +36,10 @@ _UTC = ZoneInfo("UTC")
 
 def publish(document: Mapping[str, Any]) -> None:
     """Called on commit of a policy edit. Raises BusError: the edit is saved, and the next publish carries it."""
+    keys, version = Keys(settings.RUBATO_REDIS_PREFIX), document["version"]
     with connect(settings.REDIS_URL) as client:
-        keys = Keys(settings.RUBATO_REDIS_PREFIX)
-        write_policy(client, keys, version=document["version"], document=json.dumps(document))
+        if not write_policy(client, keys, version=version, document=json.dumps(document)):
+            log.error("policy %s is not put in force: Redis holds a newer one (%s)", version, keys.policy_version)
 
 
 def revoked(public_id: str) -> None:

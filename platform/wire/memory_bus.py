@@ -47,10 +47,14 @@ class MemoryHub:
     def usage_reader(self) -> MemoryUsageReader:
         return MemoryUsageReader(self)
 
-    def set_policy(self, policy: PolicySnapshot) -> None:
+    def set_policy(self, policy: PolicySnapshot) -> bool:
+        """False, and nothing is changed, where a newer version is in force."""
         with self.changed:
+            if self.policy is not None and self.policy.version > policy.version:
+                return False
             self.policy = policy
             self.changed.notify_all()
+            return True
 
     def append_usage(self, message: ToLedger) -> None:
         """The caller holds ``changed``."""

@@ -84,6 +84,17 @@ async def test_an_empty_redis_is_filled_from_the_database_at_the_start(following
     assert following.feed.view.version == 9
 
 
+async def test_an_older_policy_never_replaces_a_newer_one_and_that_is_told(
+    following: Following, caplog: pytest.LogCaptureFixture
+) -> None:
+    await asyncio.to_thread(policy_feed.publish, document(2))
+    await asyncio.to_thread(policy_feed.publish, document(1))
+    await following.feed.start(no_policy)
+    assert following.feed.view is not None
+    assert following.feed.view.version == 2
+    assert "policy 1 is not put in force" in caplog.text
+
+
 async def test_a_broken_document_is_ignored_and_the_last_good_one_stays(
     following: Following, caplog: pytest.LogCaptureFixture
 ) -> None:

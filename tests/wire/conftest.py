@@ -33,8 +33,8 @@ class MemoryWorld:
     def usage_reader(self) -> UsageReader:
         return self.hub.usage_reader()
 
-    def set_policy(self, policy: PolicySnapshot) -> None:
-        self.hub.set_policy(policy)
+    def set_policy(self, policy: PolicySnapshot) -> bool:
+        return self.hub.set_policy(policy)
 
     def let_pass(self, seconds: int) -> None:
         self.now_us += seconds * 1_000_000
@@ -67,9 +67,9 @@ class RedisWorld:
         self.opened.append(reader)
         return reader
 
-    def set_policy(self, policy: PolicySnapshot) -> None:
+    def set_policy(self, policy: PolicySnapshot) -> bool:
         document = json.dumps({"version": policy.version, "policy": snapshot_to_dict(policy), "prices": []})
-        write_policy(self.client, self.keys, version=policy.version, document=document)
+        return write_policy(self.client, self.keys, version=policy.version, document=document)
 
     def let_pass(self, seconds: int) -> None:
         for key in list(self.client.scan_iter(f"{self.keys.prefix}*")):

@@ -167,6 +167,16 @@ async def test_a_policy_arrives_once_per_version(world: Any) -> None:
         assert received == [PolicyChanged(snapshot=policy)]
 
 
+async def test_an_older_policy_than_the_one_in_force_is_refused_and_reaches_nobody(world: Any) -> None:
+    worker = world.worker()
+    worker.open()
+    old, new = (PolicySnapshot(version=version, classes=gpu_classes()) for version in (9, 10))
+    assert world.set_policy(new)
+    assert not world.set_policy(old)
+    assert list(worker.receive(0.0)) == [PolicyChanged(snapshot=new)]
+    assert world.set_policy(new)
+
+
 async def test_a_worker_that_says_nothing_for_two_seconds_is_not_listed(world: Any, make: Any) -> None:
     worker, gateway = world.worker(), world.gateway()
     load = make.load(epoch=worker.open())

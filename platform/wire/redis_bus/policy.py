@@ -16,11 +16,14 @@ from wire.redis_bus.connection import bus_errors, script
 from wire.redis_keys import POLICY_POLL_S, Keys
 
 
-def write_policy(client: redis.Redis, keys: Keys, *, version: int, document: str) -> None:
-    """Put a policy in force for everybody. ``document`` is the JSON text of ``policy:current``. Raises BusError."""
+def write_policy(client: redis.Redis, keys: Keys, *, version: int, document: str) -> bool:
+    """Put a policy in force for everybody; False, and nothing is changed, where a newer version is in force.
+
+    ``document`` is the JSON text of ``policy:current``. Raises BusError.
+    """
     with bus_errors():
         names = (keys.policy_current, keys.policy_version, keys.policy_changed)
-        client.register_script(script("write_policy"))(keys=names, args=[version, document])
+        return bool(client.register_script(script("write_policy"))(keys=names, args=[version, document]))
 
 
 class PolicyPoll:
