@@ -66,6 +66,7 @@ class Runtime:
         self.admission = Admission(redis, redis_keys)
         self.streams = Streams(time.monotonic)
         self.loads: Sequence[LoadSnapshot] = ()
+        self._loads_failed = ""  # why they could not be read the last time
         self.door = Door(
             bus=bus,
             admission=self.admission,
@@ -144,6 +145,9 @@ class Runtime:
         await self._stack.aclose()
 
     async def _current_loads(self) -> Sequence[LoadSnapshot]:
+        """For /metrics and the live page: no workers and no Bus are two things. Raises BusError."""
+        if self._loads_failed:
+            raise BusError(self._loads_failed)
         return self.loads
 
     async def _repeat(self, work: Callable[[], Awaitable[None]], period_s: float) -> None:
@@ -174,9 +178,9 @@ class Runtime:
 
     async def _watch_workers(self) -> None:
         try:
-            self.loads = await self.bus.loads()
-        except BusError:
-            self.loads = ()
+            self.loads, self._loads_failed = await self.bus.loads(), ""
+        except BusError as error:
+            self.loads, self._loads_failed = (), str(error)
             self.streams.pardon()
             raise
         for worker_id, epoch in self.streams.lost_workers(self.loads):

@@ -373,9 +373,9 @@ class World:
                     return
                 await asyncio.sleep(0.005)
 
-    def new_runtime(self, gateway_id: str) -> Runtime:
+    def new_runtime(self, gateway_id: str, bus_type: type[RedisGatewayBus] = RedisGatewayBus) -> Runtime:
         return Runtime(
-            bus=RedisGatewayBus(self.url, gateway_id, keys=self.redis_keys),
+            bus=bus_type(self.url, gateway_id, keys=self.redis_keys),
             redis=Redis.from_url(self.url, protocol=2),
             redis_keys=self.redis_keys,
             key_table=self.shelf,
