@@ -90,7 +90,7 @@ class RollupAdmin(OfTenants):
 
 @admin.register(EngineCount)
 class EngineCountAdmin(ReadOnly):
-    list_display = ["worker_id", "epoch", "prompt_tokens", "output_tokens", "seen_at"]
+    list_display = ["worker_id", "epoch", "prompt_tokens", "output_tokens", "rework_output_tokens", "seen_at"]
 
 
 @admin.register(LedgerAlert)

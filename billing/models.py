@@ -224,6 +224,8 @@ class EngineCount(models.Model):
     epoch = models.BigIntegerField()
     prompt_tokens = models.BigIntegerField()
     output_tokens = models.BigIntegerField()
+    rework_prompt_tokens = models.BigIntegerField(default=0, help_text="computed after the response had been given up")
+    rework_output_tokens = models.BigIntegerField(default=0)
     seen_at = models.DateTimeField()
 
     class Meta:

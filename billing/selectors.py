@@ -110,9 +110,16 @@ def rollup_sums() -> TokenSums:
 
 def engine_sums() -> tuple[int, int]:
     """(prompt, output) tokens that workers say they counted, over all their epochs."""
-    found = EngineCount.objects.aggregate(
-        prompt=Sum("prompt_tokens", default=0), output=Sum("output_tokens", default=0)
-    )
+    return _engine_sums("prompt_tokens", "output_tokens")
+
+
+def rework_sums() -> tuple[int, int]:
+    """(prompt, output) tokens that workers computed for responses which had been given up: charged to nobody."""
+    return _engine_sums("rework_prompt_tokens", "rework_output_tokens")
+
+
+def _engine_sums(prompt: str, output: str) -> tuple[int, int]:
+    found = EngineCount.objects.aggregate(prompt=Sum(prompt, default=0), output=Sum(output, default=0))
     return found["prompt"], found["output"]
 
 

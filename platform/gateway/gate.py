@@ -104,8 +104,8 @@ class Gate:
                 held = cast(dict[bytes, bytes], self._client.hgetall(self._keys.counted(name.decode())))
                 counts = {field.decode(): int(value) for field, value in held.items()}
                 for epoch in sorted({int(field.split(":")[0]) for field in counts}):
-                    prompt, output = counts.get(f"{epoch}:prompt", 0), counts.get(f"{epoch}:output", 0)
-                    totals.append(EngineTotals(name.decode(), epoch, prompt, output))
+                    kinds = ("prompt", "output", "rework_prompt", "rework_output")
+                    totals.append(EngineTotals(name.decode(), epoch, *(counts.get(f"{epoch}:{k}", 0) for k in kinds)))
         return totals
 
     def end(self, released: Released) -> None:

@@ -37,6 +37,7 @@ class Reconciliation:
     """One look at all four. Always: every figure was read, none was derived from another side."""
 
     engine: EngineSums
+    rework: EngineSums
     gate: MoneySums
     ledger: TokenSums
     ledger_money: MoneySums
@@ -85,9 +86,9 @@ def look(gate: Gate) -> Reconciliation:
         (str(sums.tenant_id), sums.priority_class, sums.window_id): Window(sums.open_micros, sums.settled_micros)
         for sums in selectors.window_sums(since=timezone.now() - WINDOWS_LIVE)
     }
-    prompt_tokens, output_tokens = selectors.engine_sums()
     return Reconciliation(
-        engine=EngineSums(prompt_tokens, output_tokens),
+        engine=EngineSums(*selectors.engine_sums()),
+        rework=EngineSums(*selectors.rework_sums()),
         gate=_money(windows),
         ledger=selectors.ledger_sums(),
         ledger_money=_money(booked),

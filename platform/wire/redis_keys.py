@@ -8,7 +8,8 @@ Every name stands behind a prefix, ``rubato:`` unless a test says otherwise.
 ``worker:{id}:inbox``   stream   gateway -> worker; emptied by ``open`` in the same script that takes the new epoch
 ``worker:{id}:load``    string   LoadSnapshot, TTL 2 s: the worker's heartbeat (EXISTS = alive)
 ``worker:{id}:sent``    string   number of this epoch's last committed publish: a repeated one is not seen twice
-``worker:{id}:counted`` hash     ``{epoch}:prompt``, ``{epoch}:output``: tokens of all committed Usage
+``worker:{id}:counted`` hash     ``{epoch}:prompt``, ``{epoch}:output``: tokens of all committed Usage; those of
+                                 responses that had ended before as ``{epoch}:rework_prompt``, ``…:rework_output``
 ``gateway:{id}:alive``  string   TTL 15 s, set by ``heartbeat`` (call it every 2 s): EXISTS = alive
 ``gateway:{id}:outbox`` stream   worker -> gateway, one entry = all of one step for that gateway; TTL 10 min
 ``usage``               stream   durable: Reserved (admit script), Usage (publish), Released; consumer group ``settler``
@@ -16,7 +17,7 @@ Every name stands behind a prefix, ``rubato:`` unless a test says otherwise.
 ``output:{id}``         string   finished token ids per choice, TTL 10 min
 ``gate:built``          string   when the gate was built from the books; absent = Redis is new or lost: nobody gets in
 ``policy:current``      string   JSON {"version": 7, "policy": snapshot_to_dict(...), other keys the worker ignores}
-``policy:version``      string   the version alone, so that a poll is cheap; both are written by ``write_policy``
+``policy:version``      string   the version alone, so that a poll is cheap; ``write_policy`` writes both, never backwards
 ``policy:changed``      channel  pinged with the version by ``write_policy``; everybody polls every 500 ms too
 ======================  =======  =======================================================================================
 
@@ -41,7 +42,8 @@ prefix, amounts integers:
 
 cost = ceil(((prompt - cached) * price_prompt + cached * price_cached + output * price_output) / 1,000,000), once per
 response; 0 for ``shed``, ``failed_platform``, ``expired`` and Released, whose tokens go back to the buckets whole.
-The end is idempotent by ``state`` and takes only the record's current ``attempt``.
+The end is idempotent by ``state`` and takes only the record's current ``attempt``. A Usage that comes after it (a
+Released crossed a Submit on its way to the worker's next epoch) is rework: it changes neither record nor ledger.
 
 **The gate**, per tenant id and class label: buckets ``limit:{tenant}:{class}:{kind}``, leases
 ``lease:{tenant}:{class}``, money windows ``money:{tenant}:{class}:{window id}``. Records, leases and windows are built

@@ -85,11 +85,27 @@ def test_an_operation_ends_once_and_a_second_count_is_an_alert(world: Any) -> No
     assert reasons() == ["second_end"]
 
 
-def test_usage_that_comes_after_a_release_is_never_charged_and_is_an_alert(world: Any) -> None:
-    ledger.apply([world.reserve(1), world.release(1)])
-    ledger.apply([world.usage(1)])
+@pytest.mark.parametrize("together", [True, False])
+def test_usage_that_comes_after_a_release_is_rework_never_charged_and_no_alert(world: Any, together: bool) -> None:
+    """The Submit crossed the Released on its way to a worker that was starting anew."""
+    batches = [[world.reserve(1), world.release(1), world.usage(1)]]
+    for batch in batches if together else [[message] for message in batches[0]]:
+        ledger.apply(batch)
     assert entries(1, world) == [("reserve", 615), ("release", 0)]
+    assert UsageRequest.objects.get().state == "released"
     assert selectors.rollup_sums().output_tokens == 0
+    assert reasons() == []
+
+
+def test_another_tenants_usage_after_a_release_is_an_alert(world: Any) -> None:
+    ledger.apply([world.reserve(1), world.release(1)])
+    ledger.apply([world.usage(1, tenant_id=world.nova)])
+    assert reasons() == ["second_end"]
+
+
+def test_a_second_count_after_a_counted_release_is_an_alert(world: Any) -> None:
+    ledger.apply([world.reserve(1), world.usage(1, terminal=Terminal.FAILED_PLATFORM)])
+    ledger.apply([world.usage(1)])
     assert reasons() == ["second_end"]
 
 

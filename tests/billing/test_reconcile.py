@@ -205,10 +205,44 @@ def test_tokens_that_a_worker_never_committed_are_asked_of_nobody(
     assert len(gate.counted()) == 2
 
 
+def test_a_response_given_up_while_its_worker_started_anew_is_rework_on_every_side(
+    floor: Floor, settle: Callable[[], None], gate: Gate
+) -> None:
+    """Its Submit came just after the new epoch had emptied the inbox; the gateway saw another epoch and gave up."""
+    response_id = str(uuid.UUID(int=1))
+    floor.reserve(response_id)
+    floor.worker.open()
+    gate.end(Released(response_id=response_id, tenant_id=TENANT, reason="worker_lost"))
+    floor.finish(response_id, TokenCounts(prompt=100, output=7), Terminal.CANCELLED_ADMIN)
+    settle()
+    found = look(gate)
+    assert found.is_right
+    assert (found.rework.prompt_tokens, found.rework.output_tokens) == (100, 7)
+    assert (found.engine.output_tokens, found.num_open_alerts) == (0, 0)
+    assert (found.gate.open_micros, found.gate.settled_micros) == (0, 0)
+    assert UsageRequest.objects.get().state == "released"
+
+
+def test_a_response_given_up_just_after_its_worker_ended_it_is_charged_once(
+    floor: Floor, settle: Callable[[], None], gate: Gate
+) -> None:
+    response_id = str(uuid.UUID(int=1))
+    floor.reserve(response_id)
+    floor.finish(response_id, TokenCounts(prompt=100, output=7))
+    gate.end(Released(response_id=response_id, tenant_id=TENANT, reason="worker_lost"))
+    settle()
+    found = look(gate)
+    assert found.is_right
+    assert (found.rework.output_tokens, found.engine.output_tokens, found.num_open_alerts) == (0, 7, 0)
+    assert UsageRequest.objects.get().state == "completed"
+
+
 def test_totals_of_an_earlier_epoch_stay_counted(world: Any) -> None:
     engine_counts.keep([EngineTotals("worker-1", 7, 100, 50)])
-    engine_counts.keep([EngineTotals("worker-1", 8, 10, 5), EngineTotals("worker-1", 7, 90, 40)])
+    engine_counts.keep([EngineTotals("worker-1", 8, 10, 5, 3, 2), EngineTotals("worker-1", 7, 90, 40)])
+    engine_counts.keep([EngineTotals("worker-1", 8, 10, 5, 1, 1)])
     assert selectors.engine_sums() == (110, 55)
+    assert selectors.rework_sums() == (3, 2)
 
 
 @pytest.mark.parametrize("tampering", ["rollup", "gate", "engine"])

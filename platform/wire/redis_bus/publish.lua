@@ -21,10 +21,13 @@ for n = 1, num_outboxes do
 end
 for n = 1, num_usages do
   redis.call('XADD', KEYS[3], '*', 'm', ARGV[argument])
-  settle(KEYS[3 + num_outboxes + n], ARGV[argument + 1], ARGV[argument + 2], ARGV[argument + 3],
+  local record = KEYS[3 + num_outboxes + n]
+  local counted = ARGV[1] .. ':' -- what had ended before was computed in vain: counted apart, charged to nobody
+  if redis.pcall('HGET', record, 'state') == 'done' then counted = counted .. 'rework_' end
+  settle(record, ARGV[argument + 1], ARGV[argument + 2], ARGV[argument + 3],
     tonumber(ARGV[argument + 4]), tonumber(ARGV[argument + 5]), tonumber(ARGV[argument + 6]))
-  redis.call('HINCRBY', KEYS[#KEYS], ARGV[1] .. ':prompt', ARGV[argument + 4])
-  redis.call('HINCRBY', KEYS[#KEYS], ARGV[1] .. ':output', ARGV[argument + 6])
+  redis.call('HINCRBY', KEYS[#KEYS], counted .. 'prompt', ARGV[argument + 4])
+  redis.call('HINCRBY', KEYS[#KEYS], counted .. 'output', ARGV[argument + 6])
   argument = argument + 7
 end
 for n = 1, num_outputs do

@@ -59,6 +59,7 @@ def _table(found: Reconciliation) -> str:
             found.ledger_money.settled_micros,
             found.ledger_money.open_micros,
         ),
+        ("rework", found.rework.prompt_tokens, found.rework.output_tokens, "-", "-"),
         ("roll-ups", found.rollup.prompt_tokens, found.rollup.output_tokens, found.rollup.cost_micros, "-"),
     ]
     lines = [f"{row[0]:<12}" + "".join(f"{cell!s:>18}" for cell in row[1:]) for row in rows]
