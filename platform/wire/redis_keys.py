@@ -17,7 +17,7 @@ Every name stands behind a prefix, ``rubato:`` unless a test says otherwise.
 ``output:{id}``         string   finished token ids per choice, TTL 10 min
 ``gate:built``          string   when the gate was built from the books; absent = Redis is new or lost: nobody gets in
 ``policy:current``      string   JSON {"version": 7, "policy": snapshot_to_dict(...), other keys the worker ignores}
-``policy:version``      string   the version alone, so that a poll is cheap; ``write_policy`` writes both, never backwards
+``policy:version``      string   the version alone, for cheap polls; ``write_policy`` writes both, never backwards
 ``policy:changed``      channel  pinged with the version by ``write_policy``; everybody polls every 500 ms too
 ======================  =======  =======================================================================================
 

@@ -1,5 +1,5 @@
 """``manage.py reconcile``: engine, gate, ledger and roll-ups side by side. Exit status 1 when they differ after a
-drain.
+drain, 2 when a service is not there.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
 from gateway.gate import Gate
+from gateway.management.services import answering_services, require_services
 from gateway.reconciliation import Reconciliation, look
-from wire.bus import BusError
 from wire.redis_keys import Keys
 
 LOOK_AGAIN_S = 0.25
@@ -29,11 +29,9 @@ class Command(BaseCommand):
         parser.add_argument("--drain-s", type=float, default=10.0, help="seconds to wait for the sides to agree")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        try:
-            with Gate(settings.REDIS_URL, Keys(settings.RUBATO_REDIS_PREFIX)) as gate:
-                found = _look_until_right(gate, time.monotonic() + options["drain_s"])
-        except BusError as error:
-            raise CommandError(f"Redis does not answer: {error}", returncode=2) from error
+        require_services()
+        with answering_services(), Gate(settings.REDIS_URL, Keys(settings.RUBATO_REDIS_PREFIX)) as gate:
+            found = _look_until_right(gate, time.monotonic() + options["drain_s"])
         self.stdout.write(json.dumps(found.as_json()) if options["json"] else _table(found))
         if not found.is_right:
             raise CommandError("the books differ" if found.is_drained else "the usage stream is not drained")

@@ -14,6 +14,7 @@ from django.utils import timezone
 
 from billing import engine_counts
 from gateway.gate import Gate
+from gateway.management.services import require_services
 from gateway.orphans import OrphanSweep
 from gateway.settler import Duty, Settler
 from wire.redis_bus import RedisUsageReader
@@ -30,6 +31,7 @@ class Command(BaseCommand):
     requires_system_checks: list[str] = []
 
     def handle(self, *args: Any, **options: Any) -> None:
+        require_services()  # once there are any, their outages are waited out
         stop = threading.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stop.set())
