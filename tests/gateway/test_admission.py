@@ -124,7 +124,7 @@ def denied(outcome: Grant | Denied) -> Denied:
 
 @pytest.mark.parametrize("repetition", range(20))
 async def test_ten_parallel_requests_of_60_under_a_cap_of_100_let_in_exactly_one(gate: Gate, repetition: int) -> None:
-    """P01. Two processes, all at once; worst case 60 each."""
+    """P01 in one process, in every order; with processes of their own: test_admission_processes."""
     doors = [gate.another(), gate.another()]
     wishes = [gate.wish(prompt=30, max_tokens=30, money_micros=100) for _ in range(10)]
     random.Random(repetition).shuffle(wishes)
