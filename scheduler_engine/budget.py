@@ -11,7 +11,8 @@ from scheduler_engine.state import EngineState
 
 _ACTIVE_WINDOW_US = 60_000_000
 _UNLIMITED_NS = 1 << 62
-_FIRST_TOKEN_STRETCH_PERCENT = 10  # lower decodes may lengthen a step that brings a first token by this much
+_FIRST_TOKEN_STRETCH_PERCENT = 5  # lower decodes may lengthen a step that brings a first token by this much
+_CAP_COST_PERCENT = 10  # throughput that lower classes lose at most to steps shorter than the policy's cap
 _FLOOR_SHARE_DIVISOR = 4  # a class in debt gets up to a quarter of the step
 
 
@@ -69,15 +70,35 @@ class StepBudget:
         return policy.tbt_target_ms * 1_000_000
 
     def _cap_ns(self, rank: int) -> int:
-        """The share of the time to a first token that a step may take, while the class was active in the last minute:
-        who arrives in the middle of a step waits for its end.
+        """How long a step may be while the class was active in the last minute: who arrives in the middle of one waits
+        for its end. The policy's share of the time to a first token; for the most urgent class less, where that is
+        cheap.
         """
         state, policy = self._state, self._state.classes[rank]
         last_active_us = state.last_active_us[rank]
         is_active = last_active_us is not None and state.now_us - last_active_us <= _ACTIVE_WINDOW_US
         if policy.ttft_target_ms is None or not is_active:
             return _UNLIMITED_NS
-        return policy.ttft_target_ms * 10_000 * policy.step_cap_percent
+        cap_ns = policy.ttft_target_ms * 10_000 * policy.step_cap_percent
+        return min(cap_ns, self._shortest_cheap_ns()) if rank == PriorityClass.INTERACTIVE else cap_ns
+
+    def _shortest_cheap_ns(self) -> int:
+        """The shortest step that costs the lower classes at most a tenth of their throughput.
+
+        A step of length L with a fixed part b does L - b of work. Against steps as long as the lowest class with work
+        would make them alone, L0: (L - b) / L >= 0.9 (L0 - b) / L0, so L = b L0 / (L0 - 0.9 (L0 - b)).
+        """
+        state, base_ns = self._state, self._cost.base_ns
+        lower = [rank for rank in PriorityClass if rank != PriorityClass.INTERACTIVE and state.has_work(rank)]
+        if not lower:
+            return _UNLIMITED_NS
+        running = state.running
+        num_rows = sum(len(running.decoding[rank]) for rank in lower)
+        num_prefill = max(0, state.classes[lower[-1]].token_budget_max - num_rows)
+        work_ns = self._cost.decode_ns(num_rows, sum(running.decode_tokens[rank] for rank in lower))
+        work_ns += self._cost.prefill_ns(0, num_prefill)
+        alone_ns = base_ns + work_ns
+        return 100 * base_ns * alone_ns // max(1, 100 * alone_ns - (100 - _CAP_COST_PERCENT) * work_ns)
 
     @property
     def tightest_ns(self) -> int:

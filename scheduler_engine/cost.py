@@ -5,7 +5,7 @@ Knows token counts and durations; refuses to know requests. Integers only, so th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,10 @@ class CostConstants:
 _ONE = 1_024  # scales are in 1024ths
 _SCALE_MIN = _ONE // 32
 _SCALE_MAX = _ONE * 32
-_MOST_PER_STEP = _ONE // 8  # one step changes a scale by an eighth of itself at most: a hiccup is not a new device
+_MOST_PER_STEP = _ONE // 8  # a hiccup is not a new device: one step alone changes a scale by an eighth at most
+_MOST_DOUBLINGS = 3  # but steps that err the same way one after the other are believed more and more
+_FAR_OFF_DIVISOR = 4  # an error of more than a quarter of the step
+_BASE_PER_PREFILL_TOKEN = 512  # no device computes more prompt tokens in the time of a step's fixed part
 
 
 class FittedCost:
@@ -69,10 +72,13 @@ class FittedCost:
     """
 
     def __init__(self, constants: CostConstants, bytes_per_block: int) -> None:
-        self._constants = constants
+        # a factor on nothing stays nothing: a calibration that was disturbed must not make prompts look free
+        least_ns = constants.base_ns // _BASE_PER_PREFILL_TOKEN
+        self._constants = replace(constants, prefill_token_ns=max(1, least_ns, constants.prefill_token_ns))
         self._bytes_per_block = bytes_per_block
         self._decode_scale = _ONE
         self._prefill_scale = _ONE
+        self._streak = 0  # steps in a row that were far longer (positive) or far shorter (negative) than predicted
         self.step_us = max(1, constants.base_ns // 1_000)  # moving average of step lengths
 
     @property
@@ -113,17 +119,29 @@ class FittedCost:
     def observe(self, *, decode_ns: int, prefill_ns: int, copy_ns: int, duration_us: int) -> None:
         """Learn from a step that took ``duration_us``; ``decode_ns`` was predicted with the fixed part in it."""
         error_ns = duration_us * 1_000 - decode_ns - prefill_ns - copy_ns
-        squares = 4 * (decode_ns * decode_ns + prefill_ns * prefill_ns)
+        self._note_streak(error_ns, duration_us * 1_000)
+        most = _MOST_PER_STEP << min(_MOST_DOUBLINGS, max(0, abs(self._streak) - 1))
+        squares = decode_ns * decode_ns + prefill_ns * prefill_ns
         if squares:
-            self._decode_scale = _moved(self._decode_scale, error_ns * decode_ns, squares)
-            self._prefill_scale = _moved(self._prefill_scale, error_ns * prefill_ns, squares)
+            self._decode_scale = _moved(self._decode_scale, error_ns * decode_ns, squares, most)
+            self._prefill_scale = _moved(self._prefill_scale, error_ns * prefill_ns, squares, most)
         self.step_us = max(1, self.step_us + (duration_us - self.step_us) // 8)
 
+    def _note_streak(self, error_ns: int, duration_ns: int) -> None:
+        if abs(error_ns) * _FAR_OFF_DIVISOR <= duration_ns:
+            self._streak = 0
+        elif error_ns > 0:
+            self._streak = max(0, self._streak) + 1
+        else:
+            self._streak = min(0, self._streak) - 1
 
-def _moved(scale: int, up: int, down: int) -> int:
-    """``scale`` times 1 + up / down, within bounds; rounded towards no change, so that a true model stays put."""
-    by = min(_MOST_PER_STEP, abs(up) * _ONE // down)
-    moved = scale + scale * by // _ONE if up > 0 else scale - scale * by // _ONE
+
+def _moved(scale: int, up: int, down: int, most: int) -> int:
+    """``scale`` moved a quarter of the way to 1 + up / down times itself, by ``most`` at most, within bounds; rounded
+    towards no change, so that a true model stays put.
+    """
+    by = min(most, abs(up) * _ONE // (4 * down))
+    moved = scale + scale * by // _ONE if up > 0 else scale - scale * min(by, _ONE // 2) // _ONE
     return max(_SCALE_MIN, min(_SCALE_MAX, moved))
 
 
