@@ -11,8 +11,8 @@ from scheduler_engine.state import EngineState
 
 _ACTIVE_WINDOW_US = 60_000_000
 _UNLIMITED_NS = 1 << 62
-_FIRST_TOKEN_STRETCH_PERCENT = 5  # lower decodes may lengthen a step that brings a first token by this much
-_CAP_COST_PERCENT = 10  # throughput that lower classes lose at most to steps shorter than the policy's cap
+_FIRST_TOKEN_STRETCH_PERCENT = 5  # what lower classes may add to a step that brings a first token: not worth a hold
+_CAP_COST_PERCENT = 12  # throughput that lower classes lose at most to steps shorter than the policy's cap
 _FLOOR_SHARE_DIVISOR = 4  # a class in debt gets up to a quarter of the step
 
 
@@ -83,10 +83,10 @@ class StepBudget:
         return min(cap_ns, self._shortest_cheap_ns()) if rank == PriorityClass.INTERACTIVE else cap_ns
 
     def _shortest_cheap_ns(self) -> int:
-        """The shortest step that costs the lower classes at most a tenth of their throughput.
+        """The shortest step that costs the lower classes at most an eighth of their throughput.
 
         A step of length L with a fixed part b does L - b of work. Against steps as long as the lowest class with work
-        would make them alone, L0: (L - b) / L >= 0.9 (L0 - b) / L0, so L = b L0 / (L0 - 0.9 (L0 - b)).
+        would make them alone, L0: (L - b) / L >= 0.88 (L0 - b) / L0, so L = b L0 / (L0 - 0.88 (L0 - b)).
         """
         state, base_ns = self._state, self._cost.base_ns
         lower = [rank for rank in PriorityClass if rank != PriorityClass.INTERACTIVE and state.has_work(rank)]
@@ -173,6 +173,6 @@ class StepBudget:
         self.spent_ns += cost_ns
 
     def guard_first_token(self) -> None:
-        """A first token is on its way: from here on, lower classes may stretch the step only a little."""
+        """A first token is on its way: from here on, lower classes make the step hardly longer."""
         stretched_ns = self.spent_ns * (100 + _FIRST_TOKEN_STRETCH_PERCENT) // 100
         self._first_token_limit_ns = min(self._first_token_limit_ns, stretched_ns)

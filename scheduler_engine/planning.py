@@ -146,9 +146,7 @@ class StepPlanner:
         return is_first or needed_ns <= self._budget.decode_room_ns(live.rank)
 
     def _guard_first_token(self, rank: int) -> None:
-        """A prefill that promises a first token makes this step; lower classes may stretch it only a little, while that
-        is cheap.
-        """
+        """A prefill that promises a first token makes this step; while that is cheap, the lower classes sit it out."""
         head = self._draft.first_token_by
         if head is None or head.rank != rank or not self._budget.first_token_hold_allowed:
             return

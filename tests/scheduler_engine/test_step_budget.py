@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from statistics import median
 
@@ -116,3 +117,41 @@ def test_steps_on_a_device_that_turned_slow_shrink_to_what_the_promises_bear() -
     world.cost = CostConstants(**{f: 2 * getattr(world.cost, f) for f in world.cost.__slots__})
     world.run(40)
     assert max(gaps_us(world, chat)[-10:]) <= 55_000
+
+
+def quick_cpu() -> CostConstants:
+    """The small model on two quiet cores: a chat's own prompt takes a third of what the policy lets a step take."""
+    return replace(CPU, base_ns=45_000_000, prefill_token_ns=1_200_000, decode_row_ns=3_500_000)
+
+
+def on_cpu(cost: CostConstants, **fields: object) -> World:
+    snapshot = PolicySnapshot(version=1, classes=cpu_classes())
+    return World(728, 32, None, cost=cost, policy=snapshot, bytes_per_block=737_280, check=False, **fields)
+
+
+def test_while_chats_come_steps_are_as_short_as_batch_can_well_bear() -> None:
+    alone = on_cpu(quick_cpu())
+    alone.many(64, BATCH, 256, 64)
+    alone.finish()
+    world = on_cpu(quick_cpu())
+    world.submit(INTERACTIVE, 96, 4, tenant="Aurora")
+    world.finish()
+    began_us, began = world.now_us, world.step
+    world.many(64, BATCH, 256, 64)
+    world.finish()
+    assert max(world.duration_us(plan) for plan in world.plans[began:]) <= 235_000
+    assert world.duration_us(world.plans[began]) < 0.6 * alone.duration_us(alone.plans[0])
+    assert alone.now_us >= 0.86 * (world.now_us - began_us)
+
+
+def test_a_calibration_that_was_disturbed_is_seen_through_within_some_steps() -> None:
+    world = on_cpu(replace(quick_cpu(), prefill_token_ns=1, decode_row_ns=100_000))
+    world.cost = quick_cpu()  # what the device really is
+    world.submit(INTERACTIVE, 96, 12, tenant="Aurora")
+    world.finish()
+    began = world.step
+    world.many(64, BATCH, 256, 64)
+    world.run(60)
+    lengths = [world.duration_us(plan) for plan in world.plans[began:]]
+    assert max(lengths[10:]) <= 320_000
+    assert median(lengths[30:]) <= 300_000
