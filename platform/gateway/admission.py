@@ -33,7 +33,10 @@ _SCRIPT = Path(__file__).with_name("limits.lua").read_text(encoding="utf-8")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """What a response would take at worst. ``max_tokens`` counts all choices together."""
+    """What a response would take at worst. ``max_tokens`` counts all choices together.
+
+    ``may_wait``: over the tenant's concurrency it is let in all the same, to wait in the engine for its turn.
+    """
 
     response_id: str
     gateway_id: str
@@ -51,6 +54,7 @@ class Wish:
     zone: ZoneInfo
     policy_version: int
     price_version: int
+    may_wait: bool = False
 
     @property
     def tokens(self) -> int:
@@ -189,6 +193,8 @@ class Admission:
             {"key": self._keys.bucket(tenant_id, label, kind), "kind": kind, "limit": limit, "amount": amount}
             for kind, limit, amount in _buckets(wish)
         ]
+        # Who waits holds a lease too: nobody who would not wait passes by.
+        concurrency = None if wish.may_wait else wish.quota.concurrency
         lease_key, money_key = self._lease_key(wish), self._keys.money(tenant_id, label, window)
         return {
             "now_ms": self._clock_ms() if self._clock_ms else 0,
@@ -200,7 +206,7 @@ class Admission:
             "response_id": wish.response_id,
             "lease_ms": LEASE_MS,
             "buckets": buckets,
-            "leases": [{"key": lease_key, "limit": _or_unlimited(wish.quota.concurrency)}],
+            "leases": [{"key": lease_key, "limit": _or_unlimited(concurrency)}],
             "money": [{"key": money_key, "cap": _or_unlimited(wish.quota.money_micros)}],
             "money_reserved": wish.money_micros,
             "fields": _record(wish, buckets, lease_key, money_key),

@@ -199,6 +199,7 @@ class Door:
             zone=terms.view.zone(caller.tenant_id),
             policy_version=terms.view.version,
             price_version=terms.view.price_version,
+            may_wait=ask.max_queue_wait_ms is not None,
         )
 
     def _submit_message(

@@ -7,6 +7,7 @@ import itertools
 import random
 import uuid
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -276,6 +277,25 @@ async def test_parallel_requests_never_pass_the_concurrency_limit(gate: Gate) ->
     doors = [gate.another() for _ in range(3)]
     outcomes = await asyncio.gather(*(doors[i % 3].admit(gate.wish(concurrency=5)) for i in range(60)))
     assert sum(isinstance(outcome, Grant) for outcome in outcomes) == 5
+
+
+async def test_who_may_wait_is_let_in_over_the_concurrency_limit_and_nobody_passes_it_by(gate: Gate) -> None:
+    """P18. The engine runs no more of them than the limit."""
+    running = granted(await gate.admit(concurrency=1))
+    waiting = granted(await gate.admission.admit(replace(gate.wish(concurrency=1), may_wait=True)))
+    await gate.end(running)
+    assert denied(await gate.admit(concurrency=1)).refusal.reason is Reason.CONCURRENCY
+    await gate.end(waiting)
+    granted(await gate.admit(concurrency=1))
+
+
+async def test_who_may_wait_is_still_held_to_every_other_limit(gate: Gate) -> None:
+    for limits, reason in (
+        ({"concurrency": 0}, Reason.NEVER_WITHIN_LIMIT),
+        ({"concurrency": 1, "money_micros": 5}, Reason.MONEY),
+    ):
+        wish = replace(gate.wish(**limits), may_wait=True)
+        assert denied(await gate.admission.admit(wish)).refusal.reason is reason
 
 
 async def test_another_class_of_the_same_tenant_has_limits_of_its_own(gate: Gate) -> None:

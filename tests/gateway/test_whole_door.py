@@ -107,6 +107,7 @@ async def test_the_whole_door_serves_refuses_follows_edits_and_leaves_cleanly(pl
         await _serves_both_doors(client)
         await _refuses_a_large_body(platform)
         await _frees_what_a_client_drops(platform, client)
+        await _lets_wait_who_may_wait(platform, client)
         await _follows_a_saved_quota(client)
         await _follows_a_revoked_key(client)
     await platform.until_free()
@@ -154,8 +155,35 @@ async def _frees_what_a_client_drops(platform: Platform, client: AsyncOpenAI) ->
     await platform.until_free()
 
 
+async def _lets_wait_who_may_wait(platform: Platform, client: AsyncOpenAI) -> None:
+    """P18. One at once: without patience refused at once, with too little in time, with enough served in turn."""
+    await asyncio.to_thread(_change, "aurora", PriorityClass.INTERACTIVE, concurrency=1)
+    long: dict[str, Any] = {"max_completion_tokens": 2_000, "extra_body": {"ignore_eos": True}}
+    async with client.chat.completions.with_streaming_response.create(
+        model=MODEL, messages=HI, stream=True, **long
+    ) as first:
+        lines = first.iter_lines()  # kept: one that is thrown away closes its connection
+        await anext(lines)
+        await _until_refused(client, openai.RateLimitError)
+        refusal = await _until_refused(client, openai.InternalServerError, extra_body={"max_queue_wait_ms": 50})
+        assert (refusal.status_code, refusal.code) == (503, "queue_timeout")
+        assert int(refusal.response.headers["retry-after"]) >= 1
+        patient = asyncio.create_task(_ask(client, max_queue_wait_ms=10_000))
+        await asyncio.sleep(0.2)
+        assert not patient.done()
+    assert (await patient).usage.completion_tokens == 1
+    await platform.until_free()
+    await asyncio.to_thread(_change, "aurora", PriorityClass.INTERACTIVE, concurrency=None)
+
+
+async def _ask(client: AsyncOpenAI, **body: Any) -> Any:
+    return await client.chat.completions.create(
+        model=MODEL, messages=HI, max_completion_tokens=1, extra_body={"ignore_eos": True, **body}
+    )
+
+
 async def _follows_a_saved_quota(client: AsyncOpenAI) -> None:
-    await asyncio.to_thread(_take_away, "aurora", PriorityClass.BATCH)
+    await asyncio.to_thread(_change, "aurora", PriorityClass.BATCH, allowed=False)
     await _until_refused(client, openai.PermissionDeniedError, service_tier="flex")
 
 
@@ -164,18 +192,21 @@ async def _follows_a_revoked_key(client: AsyncOpenAI) -> None:
     await _until_refused(client, openai.AuthenticationError)
 
 
-async def _until_refused(client: AsyncOpenAI, error: type[openai.APIStatusError], **changes: Any) -> None:
+async def _until_refused(
+    client: AsyncOpenAI, error: type[openai.APIStatusError], **changes: Any
+) -> openai.APIStatusError:
     async with asyncio.timeout(2):
         while True:
             try:
                 await client.chat.completions.create(model=MODEL, messages=HI, max_completion_tokens=1, **changes)
-            except error:
-                return
+            except error as refusal:
+                return refusal
 
 
-def _take_away(slug: str, priority_class: PriorityClass) -> None:
+def _change(slug: str, priority_class: PriorityClass, **limits: Any) -> None:
     row = QuotaPolicy.objects.get(tenant__slug=slug, priority_class=priority_class.label)
-    row.allowed = False
+    for name, value in limits.items():
+        setattr(row, name, value)
     services.save_quota(actor="test", policy=selectors.tenant_class_policy(row))
 
 
