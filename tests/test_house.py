@@ -97,7 +97,7 @@ def test_every_requirement_is_pinned_to_one_version() -> None:
 
 def test_everything_imported_is_a_declared_requirement() -> None:
     declared = {_normal(requirement) for requirement in _requirements()}
-    ours = {"tests", *(Path(package).name for package in PACKAGES), *sys.stdlib_module_names}
+    ours = {"tests", "benchmarks", *(Path(package).name for package in PACKAGES), *sys.stdlib_module_names}
     providers = importlib.metadata.packages_distributions()
     undeclared = {
         f"{path.relative_to(ROOT)}: {name}"

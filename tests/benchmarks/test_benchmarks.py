@@ -1,0 +1,60 @@
+"""The benchmarks as programs: what their last line holds, what they need, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.figures import quantile
+from benchmarks.serving import is_loopback
+
+
+def run(project_root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=project_root, capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+@pytest.mark.parametrize("program", [["-m", "benchmarks.scheduler"], ["benchmarks/scheduler.py"]])
+def test_the_schedulers_last_line_is_its_contract(project_root: Path, program: list[str]) -> None:
+    small = ["--running=32", "--waiting=500", "--tenants=10", "--steps=20", "--json"]
+    done = run(project_root, *program, *small)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert min(found[name] for name in ("step_ms_p50", "step_ms_p99", "plan_ms_p50", "apply_ms_p50")) > 0
+    assert min(found[name] for name in ("arrival_us", "abort_us", "victims_plan_ms_p50")) > 0
+    assert (found["rows"], found["preemptions_in_quiet_steps"], found["victims"]) == (32, 0, 16)
+
+
+def test_the_scheduler_is_measured_without_django(project_root: Path) -> None:
+    program = "import benchmarks.scheduler, sys; sys.exit('django' in sys.modules or 'torch' in sys.modules)"
+    assert run(project_root, "-c", program).returncode == 0
+
+
+def test_a_server_elsewhere_is_not_measured_by_mistake(project_root: Path) -> None:
+    done = run(project_root, "-m", "benchmarks.engine", "--base-url=http://192.0.2.1:8000")
+    assert done.returncode == 2
+    assert "--not-loopback" in done.stderr
+
+
+def test_a_server_that_is_not_there_is_one_sentence(project_root: Path) -> None:
+    done = run(project_root, "-m", "benchmarks.engine", "--base-url=http://127.0.0.1:9", "--model=m")
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [("http://127.0.0.1:1", True), ("http://[::1]:1/v1", True), ("http://localhost", True), ("http://10.0.0.1", False)],
+)
+def test_loopback_is_told_from_the_rest(url: str, expected: bool) -> None:
+    assert is_loopback(url) is expected
+
+
+def test_a_quantile_is_the_smallest_value_that_enough_others_do_not_pass() -> None:
+    assert [quantile([3, 1, 2, 4], share) for share in (0.25, 0.5, 0.51, 1.0)] == [1, 2, 3, 4]
+    assert quantile([], 0.5) is None
