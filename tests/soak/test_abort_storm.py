@@ -1,9 +1,11 @@
-"""300 clients that hang up at random moments: nothing of theirs stays anywhere."""
+"""Clients that hang up at random moments, and a gateway that hangs up on all of them: nothing stays anywhere."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import signal
 import time
 from collections.abc import Callable
 
@@ -40,6 +42,24 @@ async def test_of_three_hundred_dropped_streams_no_lease_record_reservation_or_b
         await asyncio.gather(*(one(number) for number in range(NUM_STREAMS)))
     assert crowd.outcomes["left"] > NUM_STREAMS * 9 // 10
 
+    await _nothing_is_left(platform)
+
+
+async def test_a_gateway_that_dies_with_long_answers_under_way_leaves_nothing_either(platform: Up) -> None:
+    """The worker notices, cancels, and settles what it had made: nobody will ever ask for the rest."""
+    crowd = Crowd(platform, seed=4)
+    body = crowd.body(words=10, max_tokens=1_500, stream=True, service_tier="default")
+    async with crowd.client("aurora") as client:
+        asking = [asyncio.create_task(crowd.ask(client, body)) for _ in range(4)]
+        await asyncio.sleep(3)
+        killed = platform.pid_of("gateway")
+        os.kill(killed, signal.SIGKILL)
+        assert set(await asyncio.gather(*asking)) == {"broken"}
+    await asyncio.to_thread(platform.wait_for, lambda: platform.pid_of("gateway") != killed)
+    await _nothing_is_left(platform)
+
+
+async def _nothing_is_left(platform: Up) -> None:
     with redis.Redis.from_url(platform.addresses["REDIS_URL"]) as gate_keeper:
         await _until(lambda: not list(gate_keeper.scan_iter("rubato:lease:*", _type="zset")))
         await _until(lambda: _is_empty(_load(gate_keeper)))
