@@ -69,27 +69,28 @@ class Bench:
         )
         self.engine = Scheduler(config, PolicySnapshot(version=0, classes=gpu_classes()), COST)
         self.now_us = 0
-        self._num_submitted = 0
+        self._num_requests = 0
 
-    def submit(
+    def request(
         self,
         tenant_id: str,
         priority_class: PriorityClass = PriorityClass.BATCH,
         *,
         prompt: Sequence[int] = PROMPT,
         max_tokens: int = OUTPUT_TOKENS,
-    ) -> RequestId:
-        self._num_submitted += 1
-        request_id = RequestId(f"request-{self._num_submitted}")
-        request = Request(
-            request_id=request_id,
+    ) -> Request:
+        self._num_requests += 1
+        return Request(
+            request_id=RequestId(f"request-{self._num_requests}"),
             tenant_id=tenant_id,
             priority_class=priority_class,
             prompt_token_ids=prompt,
             max_tokens=max_tokens,
         )
-        self.engine.submit(request, self.now_us)
-        return request_id
+
+    def submit(self, requests: Iterable[Request]) -> None:
+        for request in requests:
+            self.engine.submit(request, self.now_us)
 
     def cancel(self, request_ids: Iterable[RequestId]) -> None:
         for request_id in request_ids:
@@ -139,19 +140,17 @@ def quiet_steps(num_running: int, num_waiting: int, num_tenants: int, num_steps:
     The arrivals before it and the aborts after it are counted in the steps that take them in, less a quiet step.
     """
     bench = Bench(num_slots=num_running, num_blocks=num_running * (OUTPUT_TOKENS + PROMPT_TOKENS) // BLOCK_SIZE * 2)
-    for number in range(num_running):
-        bench.submit(f"tenant-{number % num_tenants}")
+    bench.submit(bench.request(f"tenant-{number % num_tenants}") for number in range(num_running))
     bench.fill(num_running)
     before = [bench.step() for _ in range(20)]
 
-    ids: list[RequestId] = []
-    tenants = [f"tenant-{number % num_tenants}" for number in range(num_waiting)]
-    submit_ns = _timed(lambda: ids.extend(map(bench.submit, tenants)))
+    arrivals = [bench.request(f"tenant-{number % num_tenants}") for number in range(num_waiting)]
+    submit_ns = _timed(lambda: bench.submit(arrivals))
     arrival_ns = submit_ns + bench.step().total_ns - (quantile([step.total_ns for step in before], 0.5) or 0)
 
     steps = [bench.step() for _ in range(num_steps)]
     quiet_ns = quantile([step.total_ns for step in steps], 0.5) or 0
-    aborted = ids[:: max(1, num_waiting // NUM_ABORTS)]
+    aborted = [request.request_id for request in arrivals[:: max(1, num_waiting // NUM_ABORTS)]]
     cancel_ns = _timed(lambda: bench.cancel(aborted))
     abort_ns = cancel_ns + bench.step().total_ns - quiet_ns
     bench.engine.check_books()
@@ -172,10 +171,11 @@ def quiet_steps(num_running: int, num_waiting: int, num_tenants: int, num_steps:
 def abort_of_running(num_running: int) -> float | None:
     """Every second of those that run, in one step, with nobody waiting to take their place."""
     bench = Bench(num_slots=num_running, num_blocks=num_running * (OUTPUT_TOKENS + PROMPT_TOKENS) // BLOCK_SIZE * 2)
-    ids = [bench.submit("bulk") for _ in range(num_running)]
+    requests = [bench.request("bulk") for _ in range(num_running)]
+    bench.submit(requests)
     bench.fill(num_running)
     quiet_ns = quantile([bench.step().total_ns for _ in range(20)], 0.5) or 0
-    aborted = ids[::2]
+    aborted = [request.request_id for request in requests[::2]]
     cancel_ns = _timed(lambda: bench.cancel(aborted))
     return _us_each(max(0.0, cancel_ns + bench.step().total_ns - quiet_ns), len(aborted))
 
@@ -194,15 +194,16 @@ def _one_plan_with_victims(num_running: int) -> Step:
     """A chat whose prompt needs the memory of 16 running batch requests meets a pool that they fill."""
     pool = num_running * (PROMPT_TOKENS + SHORT_OUTPUT_TOKENS) // BLOCK_SIZE * 108 // 100
     bench = Bench(num_slots=num_running + 1, num_blocks=pool, num_host_blocks=pool)
-    for _ in range(num_running):
-        bench.submit("bulk", max_tokens=SHORT_OUTPUT_TOKENS)
+    bench.submit(bench.request("bulk", max_tokens=SHORT_OUTPUT_TOKENS) for _ in range(num_running))
     bench.fill(num_running)
     blocks_each = len(bench.step().plan.rows[-1].block_table)
     wanted = bench.engine.load(bench.now_us).num_free_blocks + NUM_VICTIMS * blocks_each
-    chat = bench.submit("aurora", PriorityClass.INTERACTIVE, prompt=range((wanted - 1) * BLOCK_SIZE), max_tokens=16)
+    prompt = range((wanted - 1) * BLOCK_SIZE)
+    chat = bench.request("aurora", PriorityClass.INTERACTIVE, prompt=prompt, max_tokens=16)
+    bench.submit([chat])
     for _ in range(PATIENCE_STEPS):
         step = bench.step()
-        if any(row.request_id == chat for row in step.plan.rows):
+        if any(row.request_id == chat.request_id for row in step.plan.rows):
             bench.engine.check_books()
             return step
     raise RuntimeError(f"a chat was not let in within {PATIENCE_STEPS} steps")
