@@ -32,7 +32,7 @@ from gateway.text import Text, byte_text
 from tenants import services
 from wire.bus import BusError, GatewayBus
 from wire.messages import LoadSnapshot
-from wire.redis_bus import RedisGatewayBus
+from wire.redis_bus import RedisGatewayBus, waiting_pool
 from wire.redis_keys import Keys
 
 log = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ class Runtime:
         )
         return cls(
             bus=RedisGatewayBus(settings.REDIS_URL, f"gateway-{uuid.uuid4().hex[:12]}", keys=redis_keys),
-            redis=Redis.from_url(settings.REDIS_URL, protocol=2, socket_timeout=5.0, socket_connect_timeout=5.0),
+            redis=Redis.from_pool(waiting_pool(settings.REDIS_URL)),
             redis_keys=redis_keys,
             key_table=KeyTable(conninfo),
             texts=[text],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from pathlib import Path
@@ -14,6 +15,7 @@ from scheduler_engine.policy import PolicySnapshot, gpu_classes
 from wire.bus import BadEntry, BusError, Fenced, StepOutput
 from wire.messages import Released, Usage
 from wire.redis_bus import RedisGatewayBus, RedisUsageReader, RedisWorkerBus
+from wire.redis_bus.connection import MAX_CONNECTIONS
 
 
 def cut_all_connections(world: Any) -> None:
@@ -34,6 +36,13 @@ async def test_a_cut_connection_is_taken_up_again_by_both_sides(redis_world: Any
     assert len(await gateway.receive(0.0)) == 1
     cut_all_connections(redis_world)
     assert len(reader.read(10, 0.0)) == 1
+
+
+async def test_more_callers_than_connections_wait_for_each_other(redis_world: Any) -> None:
+    gateway = redis_world.gateway()
+    await gateway.open()
+    await asyncio.gather(*(gateway.loads() for _ in range(5 * MAX_CONNECTIONS)))
+    assert 0 < len(redis_world.client.client_list()) <= MAX_CONNECTIONS + 10
 
 
 async def test_while_redis_is_gone_everybody_gets_a_bus_error(tmp_path: Path, make: Any) -> None:

@@ -22,6 +22,7 @@ MAX_STREAM_LENGTH = 100_000
 MAX_ENTRIES_PER_READ = 512
 MAX_BLOCK_S = 1.0  # of one blocking read; SOCKET_TIMEOUT_S must exceed it
 SOCKET_TIMEOUT_S = 5.0
+MAX_CONNECTIONS = 64  # of one event loop; a call holds one for as long as one script runs
 
 _TIMEOUTS: dict[str, Any] = {
     "protocol": 2,
@@ -37,7 +38,16 @@ def connect(url: str) -> redis.Redis:
 
 def connect_async(url: str) -> redis.asyncio.Redis:
     """The same for an event loop."""
-    return redis.asyncio.Redis.from_url(url, retry=AsyncRetry(NoBackoff(), 1), **_TIMEOUTS)
+    return redis.asyncio.Redis.from_pool(waiting_pool(url, retry=AsyncRetry(NoBackoff(), 1)))
+
+
+def waiting_pool(url: str, **options: Any) -> redis.asyncio.BlockingConnectionPool:
+    """Connections with the Bus's time-outs. A caller beyond their number waits its turn; the client's own pool would
+    refuse it, and a flood of requests would read as an outage.
+    """
+    return redis.asyncio.BlockingConnectionPool.from_url(
+        url, max_connections=MAX_CONNECTIONS, timeout=SOCKET_TIMEOUT_S, **_TIMEOUTS, **options
+    )
 
 
 def script(*names: str) -> str:
