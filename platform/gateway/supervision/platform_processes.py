@@ -113,7 +113,10 @@ def _worker(options: PlatformOptions, environment: Mapping[str, str]) -> Process
     return ProcessSpec(
         name="worker",
         command=lambda: command,
-        environment={**environment, "OMP_NUM_THREADS": str(os.cpu_count() or 1)},
+        environment={
+            **environment,
+            "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) - 1)),
+        },  # one core is for the rest
         is_ready=lambda: worker_is_ready(environment["REDIS_URL"]),
         stop_timeout_s=30.0,  # it drains: what runs is finished and settled
     )
