@@ -5,6 +5,8 @@ Knows promises and predicted costs; refuses to know who asks.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from scheduler_engine.floors import WINDOW_US
 from scheduler_engine.policy import ClassPolicy, PriorityClass
 from scheduler_engine.state import EngineState
@@ -12,7 +14,8 @@ from scheduler_engine.state import EngineState
 _ACTIVE_WINDOW_US = 60_000_000
 _UNLIMITED_NS = 1 << 62
 _FIRST_TOKEN_STRETCH_PERCENT = 5  # what lower classes may add to a step that brings a first token: not worth a hold
-_CAP_COST_PERCENT = 12  # throughput that lower classes lose at most to steps shorter than the policy's cap
+_CHEAP_PERCENT = 12  # throughput of lower classes that steps shorter than the policy's cap may cost
+_DEAR_PERCENT = 20  # and that a cap may cost at all: beyond, steps are longer than it (a device slower than its policy)
 _FLOOR_SHARE_DIVISOR = 4  # a class in debt gets up to a quarter of the step
 
 
@@ -71,8 +74,8 @@ class StepBudget:
 
     def _cap_ns(self, rank: int) -> int:
         """How long a step may be while the class was active in the last minute: who arrives in the middle of one waits
-        for its end. The policy's share of the time to a first token; for the most urgent class less, where that is
-        cheap.
+        for its end. The policy's share of the time to a first token; for the most urgent class less where that is
+        cheap, and never so little that it is dear.
         """
         state, policy = self._state, self._state.classes[rank]
         last_active_us = state.last_active_us[rank]
@@ -80,25 +83,29 @@ class StepBudget:
         if policy.ttft_target_ms is None or not is_active:
             return _UNLIMITED_NS
         cap_ns = policy.ttft_target_ms * 10_000 * policy.step_cap_percent
-        return min(cap_ns, self._shortest_cheap_ns()) if rank == PriorityClass.INTERACTIVE else cap_ns
-
-    def _shortest_cheap_ns(self) -> int:
-        """The shortest step that costs the lower classes at most an eighth of their throughput.
-
-        A step of length L with a fixed part b does L - b of work. Against steps as long as the lowest class with work
-        would make them alone, L0: (L - b) / L >= 0.88 (L0 - b) / L0, so L = b L0 / (L0 - 0.88 (L0 - b)).
-        """
-        state, base_ns = self._state, self._cost.base_ns
         lower = [rank for rank in PriorityClass if rank != PriorityClass.INTERACTIVE and state.has_work(rank)]
-        if not lower:
-            return _UNLIMITED_NS
-        running = state.running
+        if rank != PriorityClass.INTERACTIVE or not lower:
+            return cap_ns
+        work_ns = self._work_alone_ns(lower)
+        return max(self._length_ns(work_ns, _DEAR_PERCENT), min(cap_ns, self._length_ns(work_ns, _CHEAP_PERCENT)))
+
+    def _work_alone_ns(self, lower: Sequence[int]) -> int:
+        """Work of the step that the lower classes would make without anybody above."""
+        state, running = self._state, self._state.running
         num_rows = sum(len(running.decoding[rank]) for rank in lower)
         num_prefill = max(0, state.classes[lower[-1]].token_budget_max - num_rows)
-        work_ns = self._cost.decode_ns(num_rows, sum(running.decode_tokens[rank] for rank in lower))
-        work_ns += self._cost.prefill_ns(0, num_prefill)
+        decodes_ns = self._cost.decode_ns(num_rows, sum(running.decode_tokens[rank] for rank in lower))
+        return decodes_ns + self._cost.prefill_ns(0, num_prefill)
+
+    def _length_ns(self, work_ns: int, lost_percent: int) -> int:
+        """The step whose share of work is ``lost_percent`` below that of a step with ``work_ns`` of it.
+
+        A step of length L with a fixed part b does L - b of work. With k the share that is kept and L0 = b + work:
+        (L - b) / L = k (L0 - b) / L0, so L = b L0 / (L0 - k (L0 - b)).
+        """
+        base_ns = self._cost.base_ns
         alone_ns = base_ns + work_ns
-        return 100 * base_ns * alone_ns // max(1, 100 * alone_ns - (100 - _CAP_COST_PERCENT) * work_ns)
+        return 100 * base_ns * alone_ns // max(1, 100 * alone_ns - (100 - lost_percent) * work_ns)
 
     @property
     def tightest_ns(self) -> int:

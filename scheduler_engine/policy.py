@@ -96,10 +96,10 @@ def gpu_classes() -> tuple[ClassPolicy, ClassPolicy, ClassPolicy]:
 def cpu_classes() -> tuple[ClassPolicy, ClassPolicy, ClassPolicy]:
     """Defaults for the small model on a CPU (profile ``cpu-smollm2``): steps are tens of times longer.
 
-    A step is capped at the length of a chat's own prefill: who arrives in the middle of one then waits at most twice
-    that.
+    A step is capped near the length of a chat's own prefill: who arrives in the middle of one waits at most as long
+    again.
     """
-    return _classes((3_000, 10_000), (1_000, 2_000), (60_000, 300_000), 10_000, 8, (256, 128, 16), 12)
+    return _classes((3_000, 10_000), (1_000, 2_000), (60_000, 300_000), 10_000, 8, (256, 128, 16), 8)
 
 
 def _classes(

@@ -144,6 +144,21 @@ def test_while_chats_come_steps_are_as_short_as_batch_can_well_bear() -> None:
     assert alone.now_us >= 0.86 * (world.now_us - began_us)
 
 
+def test_on_a_device_much_slower_than_its_policy_short_steps_cost_batch_a_quarter_at_most() -> None:
+    slow = CostConstants(**{name: 4 * getattr(quick_cpu(), name) for name in quick_cpu().__slots__})
+    alone = on_cpu(slow)
+    alone.many(64, BATCH, 256, 64)
+    alone.finish()
+    world = on_cpu(slow)
+    world.submit(INTERACTIVE, 96, 4, tenant="Aurora")
+    world.finish()
+    began_us, began = world.now_us, world.step
+    world.many(64, BATCH, 256, 64)
+    world.finish()
+    assert world.duration_us(world.plans[began]) > 2 * 240_000, "the policy's cap would leave batch next to nothing"
+    assert alone.now_us >= 0.75 * (world.now_us - began_us)
+
+
 def test_a_calibration_that_was_disturbed_is_seen_through_within_some_steps() -> None:
     world = on_cpu(replace(quick_cpu(), prefill_token_ns=1, decode_row_ns=100_000))
     world.cost = quick_cpu()  # what the device really is
