@@ -44,7 +44,7 @@ class Command(BaseCommand):
         parser.add_argument("--model", type=Path, help="GGUF file or model folder (the demo model)")
         parser.add_argument("--executor", choices=("model", "simulated"), default="model", help="what computes tokens")
         parser.add_argument("--device-profile", choices=DEVICE_PROFILES, help="what the simulated device is like")
-        parser.add_argument("--kv-mib", type=int, default=320, help="KV memory; the flood shall fill it (320)")
+        parser.add_argument("--kv-mib", type=int, default=192, help="KV memory; the flood shall fill it (192)")
         parser.add_argument("--batch", type=int, default=96, help="requests of the flood (96)")
         parser.add_argument("--batch-alone", type=int, default=48, help="requests of the flood without chats (48)")
 
