@@ -131,8 +131,10 @@ class Story:
             self.result.websocket_ttft_ms = await self._flooded_chat("websocket chat", self._websocket_chat)
             if flood.done():
                 raise StoryError("the flood ended before the last chat was answered: make the flood larger")
-        finally:
-            completed, rate = await flood
+        except BaseException:
+            flood.cancel()
+            raise
+        completed, rate = await flood
         self.result.batch_requests = number
         self.result.batch_completed = completed
         self.result.batch_tokens_per_s = rate

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -80,7 +81,30 @@ def test_the_story_is_told_on_the_terminal_while_it_runs(told: subprocess.Comple
         assert sentence in told.stderr
 
 
+def left_of(data: str) -> list[object]:
+    return [one.info for one in psutil.process_iter(["pid", "cmdline"]) if data in " ".join(one.info["cmdline"] or ())]
+
+
 def test_nobody_is_left_running(told: subprocess.CompletedProcess[str]) -> None:
-    data = next(word for word in told.args if word.startswith("--data=")).removeprefix("--data=")
-    left = [one.info for one in psutil.process_iter(["pid", "cmdline"]) if data in " ".join(one.info["cmdline"] or ())]
-    assert left == []
+    assert left_of(next(word for word in told.args if word.startswith("--data=")).removeprefix("--data=")) == []
+
+
+def test_a_ctrl_c_in_the_middle_that_arrives_twice_ends_the_demo_in_silence_and_order(
+    project_root: Path, tmp_path: Path
+) -> None:
+    data = tmp_path / "data"
+    command = [sys.executable, "manage.py", "demo", f"--port={free_port()}", f"--data={data}", "--executor=simulated"]
+    lines: list[str] = []
+    with subprocess.Popen(
+        command, cwd=project_root, env=environment_of_its_own(), stderr=subprocess.PIPE, text=True
+    ) as demo:
+        assert demo.stderr is not None
+        for line in demo.stderr:
+            lines.append(line)
+            if "batch alone" in line:
+                demo.send_signal(signal.SIGINT)
+            if "stopping" in line:
+                demo.send_signal(signal.SIGTERM)
+    assert demo.returncode == 0
+    assert lines[-1] == "demo     | stopping\n"
+    assert left_of(str(data)) == []

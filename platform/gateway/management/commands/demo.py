@@ -50,6 +50,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         signal.signal(signal.SIGTERM, _interrupt)
+        self.stderr.style_func = str  # the story is no error; Django would print it in red
         logging.getLogger("httpx2").setLevel(logging.WARNING)  # a line per request would bury the story
         platform = _Platform(options, self.stderr)
         try:
@@ -63,11 +64,13 @@ class Command(BaseCommand):
             if not options["exit"]:
                 self._invite(platform)
                 platform.wait()
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, asyncio.CancelledError):
             self._say("stopping")
         except (StoryError, APIError, OSError) as error:
             raise CommandError(f"The story broke off: {error}. The platform's own words: {platform.log}") from error
         finally:
+            for number in (signal.SIGINT, signal.SIGTERM):  # one Ctrl-C may arrive twice, through make
+                signal.signal(number, signal.SIG_IGN)
             platform.stop()
 
     def _say(self, sentence: str) -> None:
@@ -182,6 +185,10 @@ class _Platform:
 
 
 async def _tell(platform: _Platform, options: dict[str, Any], say: Callable[[str], None]) -> StoryResult:
+    story = asyncio.current_task()
+    assert story is not None
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, story.cancel)
     demo = platform.demo
     bus = RedisGatewayBus(platform.addresses["REDIS_URL"], "demo", keys=Keys(settings.RUBATO_REDIS_PREFIX))
     text = _text(options)
