@@ -56,6 +56,7 @@ class Command(BaseCommand):
         try:
             platform.start()
             result = asyncio.run(_tell(platform, options, self._say))
+            signal.signal(signal.SIGTERM, _interrupt)  # the loop that has ended took its own handler along
             reconciliation = platform.reconcile()
             line = as_json(result, reconciliation)
             self._report(line, as_json_line=options["json"])
@@ -65,12 +66,12 @@ class Command(BaseCommand):
                 self._invite(platform)
                 platform.wait()
         except (KeyboardInterrupt, asyncio.CancelledError):
+            _ignore_signals()
             self._say("stopping")
         except (StoryError, APIError, OSError) as error:
             raise CommandError(f"The story broke off: {error}. The platform's own words: {platform.log}") from error
         finally:
-            for number in (signal.SIGINT, signal.SIGTERM):  # one Ctrl-C may arrive twice, through make
-                signal.signal(number, signal.SIG_IGN)
+            _ignore_signals()
             platform.stop()
 
     def _say(self, sentence: str) -> None:
@@ -216,6 +217,12 @@ def _text(options: dict[str, Any]) -> Text:
 def _read_json(path: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return found
+
+
+def _ignore_signals() -> None:
+    """One Ctrl-C may arrive twice, the second time through make: the platform is stopping already."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _interrupt(*_: object) -> None:
