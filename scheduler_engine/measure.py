@@ -42,12 +42,13 @@ def measure(state: EngineState, now_us: int) -> EngineLoad:
 def _class_load(state: EngineState, rank: PriorityClass) -> ClassLoad:
     is_closed = admission.is_closed(state, rank)
     likely_us = admission.class_wait_us(state, rank, 50)
+    num_sitting_out = len(state.running.step_held[rank])  # they keep their slots for the step
     num_saving = sum(state.lives[i].rank == rank for i in state.fences if i in state.lives)
     return ClassLoad(
         priority_class=rank,
         num_waiting=state.queues[rank].num_waiting - (state.num_suspended[rank] - num_saving),
-        num_running=state.running.num_in_slots(rank),
-        num_suspended=state.num_suspended[rank],
+        num_running=state.running.num_in_slots(rank) - num_sitting_out,
+        num_suspended=state.num_suspended[rank] + num_sitting_out,
         waiting_gpu_us=state.queues[rank].waiting_us,
         estimated_start_q50_us=likely_us,
         estimated_start_q90_us=admission.class_wait_us(state, rank, 90),

@@ -38,6 +38,7 @@ class StoryShape:
     num_batch_alone: int = 48
     chat_gap_s: float = 1.0
     fill_limit_s: float = 120.0
+    progress_s: float = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +96,7 @@ class Story:
         shall have its best step budget.
         """
         async with self._chats, self._batch:
-            self._client.say("warming up")
+            self._client.say("warming up; the whole story takes about four minutes on two cores")
             await self._batch_request(self._prompt(self._shape.batch_prompt_tokens))
             await self._flood_alone()
             await self._idle_chats("before the flood")
@@ -162,12 +163,23 @@ class Story:
         """Completed requests and output tokens per second, from the first submit to the last end."""
         prompts = [self._prompt(self._shape.batch_prompt_tokens) for _ in range(number)]  # seconds of our own CPU
         started = time.monotonic()
-        outcomes = await asyncio.gather(*map(self._batch_request, prompts), return_exceptions=True)
+        requests = [asyncio.ensure_future(self._batch_request(prompt)) for prompt in prompts]
+        progress = asyncio.create_task(self._tell_progress(requests))
+        try:
+            outcomes = await asyncio.gather(*requests, return_exceptions=True)
+        finally:
+            progress.cancel()
         elapsed = time.monotonic() - started
         tokens = [outcome for outcome in outcomes if isinstance(outcome, int)]
         for failure in (outcome for outcome in outcomes if isinstance(outcome, BaseException)):
             self._client.say(f"a batch request failed: {failure}")
         return len(tokens), round(sum(tokens) / elapsed, 2)
+
+    async def _tell_progress(self, requests: Sequence[asyncio.Future[int]]) -> None:
+        while True:
+            await asyncio.sleep(self._shape.progress_s)
+            num_done = sum(request.done() for request in requests)
+            self._client.say(f"  {num_done} of {len(requests)} batch requests done   {await self._board()}")
 
     async def _batch_request(self, prompt: str) -> int:
         output_tokens = self._shape.batch_output_tokens

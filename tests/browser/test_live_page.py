@@ -272,7 +272,7 @@ def test_the_log_in_leads_to_the_live_page(page: Page, site: str, stage: Any) ->
 
     expect(page.get_by_role("status")).to_have_text("Live")
     page.get_by_role("link", name="Admin").click()
-    expect(page.get_by_role("heading", name="Site administration")).to_be_visible()
+    expect(page.get_by_role("heading", name="Tenants, policy and books")).to_be_visible()
 
 
 def test_the_front_page_has_a_call_to_copy(page: Page, site: str) -> None:

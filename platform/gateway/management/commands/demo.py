@@ -94,7 +94,8 @@ class Command(BaseCommand):
             f"  keys         {platform.data / 'demo.json'}\n\n"
             f"curl {demo['base_url']}/v1/chat/completions -H 'Authorization: Bearer {demo['keys']['aurora']}' \\\n"
             f"  -H 'Content-Type: application/json' \\\n"
-            f'  -d \'{{"model": "{demo["model"]}", "messages": [{{"role": "user", "content": "Hello"}}]}}\''
+            f'  -d \'{{"model": "{demo["model"]}", "temperature": 0, "max_completion_tokens": 64, '
+            f'"messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}\''
         )
 
 
