@@ -159,4 +159,6 @@ LOGGING = {
     "formatters": {"line": {"format": "{levelname} {name}: {message}", "style": "{"}},
     "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
     "root": {"handlers": ["stderr"], "level": os.environ.get("LOG_LEVEL", "INFO")},
+    # A wrong Host header is anybody's to send: answered 400, and not worth a traceback in the log.
+    "loggers": {"django.security.DisallowedHost": {"level": "CRITICAL", "propagate": False}},
 }

@@ -37,6 +37,25 @@ def test_a_model_that_is_not_there_is_named_with_the_way_to_get_one(tmp_path: Pa
         _up(tmp_path, executor="model", model=tmp_path / "absent.gguf")
 
 
+@pytest.mark.parametrize("port", [-1, 0, 70_000])
+def test_a_port_that_cannot_exist_is_refused_with_the_range(tmp_path: Path, port: int) -> None:
+    with pytest.raises(CommandError, match=rf"--port must be from 1 to 65535, not {port}\."):
+        _up(tmp_path, port=port)
+
+
+def test_a_file_that_is_no_model_is_refused_with_what_is_wrong_in_it(tmp_path: Path) -> None:
+    garbage = tmp_path / "garbage.gguf"
+    garbage.write_bytes(b"garbage")
+    with pytest.raises(CommandError, match=r"garbage\.gguf is no model that can be served: .*GGUF"):
+        _up(tmp_path, executor="model", model=garbage)
+
+
+def test_a_data_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("a file")
+    with pytest.raises(CommandError, match=r"--data must name a folder that can be written, and .*data is none"):
+        _up(tmp_path)
+
+
 def test_a_second_up_on_the_same_data_is_refused(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     with (tmp_path / "data" / "lock").open("w") as lock:

@@ -31,6 +31,8 @@ from gateway.supervision.platform_processes import (
     platform_stages,
 )
 from gateway.supervision.supervisor import SupervisionError, Supervisor
+from wire.gguf_header import ModelFileError
+from wire.vocabulary import load as load_vocabulary
 
 NEEDED_DISK_MIB = 512
 _ROLE_OF_ALIAS = {"default": "app_ops", "tenant": "app_rw", "owner": "app_owner"}
@@ -65,8 +67,9 @@ class Command(BaseCommand):
 
 def _options(choices: dict[str, Any]) -> PlatformOptions:
     """Raises CommandError with the one sentence that helps."""
-    data = choices["data"].resolve()
-    data.mkdir(parents=True, exist_ok=True)
+    data = _data_folder(choices["data"])
+    if not 1 <= choices["port"] <= 65_535:
+        raise CommandError(f"--port must be from 1 to 65535, not {choices['port']}.")
     if not port_is_free(choices["port"]):
         raise CommandError(f"Port {choices['port']} is taken: stop what listens there or choose another with --port.")
     if (free_mib := _free_mib(data)) < NEEDED_DISK_MIB:
@@ -82,9 +85,25 @@ def _options(choices: dict[str, Any]) -> PlatformOptions:
     )
 
 
+def _data_folder(given: Path) -> Path:
+    data = given.resolve()
+    try:
+        data.mkdir(parents=True, exist_ok=True)
+        (data / "lock").touch()
+    except OSError as error:
+        raise CommandError(
+            f"--data must name a folder that can be written, and {data} is none: {error.strerror}."
+        ) from error
+    return data
+
+
 def _model(given: Path | None, executor: str) -> Path | None:
     path = given or Path(settings.RUBATO_MODEL_PATH or settings.RUBATO_DEMO_MODEL_PATH)
     if path.exists():
+        try:
+            load_vocabulary(path)
+        except (ModelFileError, OSError) as error:
+            raise CommandError(f"{path} is no model that can be served: {error}") from error
         return path.resolve()
     if executor == "simulated" and given is None:
         return None
