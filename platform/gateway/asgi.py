@@ -21,6 +21,7 @@ from redis.exceptions import RedisError
 from gateway import metrics, runtime, v1
 from gateway.console.routing import websocket_urlpatterns
 from gateway.errors import Reason, Refusal
+from gateway.stop_signals import told_of_stop_signals
 from gateway.v1.http import Exchange, Receive, Scope, Send
 from gateway.v1.responses_socket import ResponsesConsumer
 from wire.bus import BusError
@@ -74,7 +75,8 @@ async def _lifespan(receive: Receive, send: Send) -> None:
         return
     runtime.set_current(own)
     await send({"type": "lifespan.startup.complete"})
-    await receive()
+    with told_of_stop_signals(own.go_away):  # the server waits for open streams before it tells us
+        await receive()
     runtime.set_current(None)
     await own.stop()
     await send({"type": "lifespan.shutdown.complete"})

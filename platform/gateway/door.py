@@ -28,6 +28,7 @@ from wire.bus import BusError, BusFull, GatewayBus
 from wire.messages import Cancel, LoadSnapshot, Released, Submit
 
 log = logging.getLogger(__name__)
+_GOING = Refusal(reason=Reason.OVERLOADED, message="This gateway is going away; please send the request again.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +90,7 @@ class Door:
         self._loads = loads
         self._clock_s = clock_s
         self._background: set[asyncio.Task[None]] = set()
+        self._closed = asyncio.Event()
         self.texts = texts
 
     def models_of(self, caller: Caller) -> list[tuple[Text, list[str]]]:
@@ -105,6 +107,8 @@ class Door:
 
     async def enter(self, caller: Caller, ask: Ask) -> Entered | Denied:
         """Checks everything, takes the limits, sends the Submit. A refusal costs nothing and leaves nothing behind."""
+        if self._closed.is_set():
+            return Denied(_GOING, Limits(requested_class(caller, ask)))
         terms = self._terms(caller, ask)
         if isinstance(terms, Refusal):
             return Denied(terms, Limits(requested_class(caller, ask)))
@@ -128,6 +132,8 @@ class Door:
         refusal = await self._submit(stream, self._submit_message(caller, ask, terms, wish, prompt, text))
         if refusal is not None:
             return Denied(refusal, unlimited)
+        if self._closed.is_set():  # meanwhile
+            self._end(stream)
         return Entered(
             stream=stream,
             text=text,
@@ -157,13 +163,16 @@ class Door:
         await self._cancel(stream, "gateway_lost")
 
     async def close(self) -> None:
-        """This gateway goes: end and cancel what it still serves, and let every message out."""
-        going = Refusal(reason=Reason.OVERLOADED, message="This gateway is going away; please send the request again.")
+        """This gateway goes: let nobody in, end and cancel what it still serves, and let every message out."""
+        self._closed.set()
         for stream in self._streams:
-            if stream.end is None and stream.abandoned_at_s is None:
-                stream.finish(Lost(going))
-                self._in_background(self._cancel(stream, "gateway_lost"))
-        await asyncio.gather(*self._background)
+            self._end(stream)
+        await asyncio.shield(asyncio.gather(*self._background))
+
+    def _end(self, stream: ResponseStream) -> None:
+        if stream.end is None and stream.abandoned_at_s is None:
+            stream.finish(Lost(_GOING))
+            self._in_background(self._cancel(stream, "gateway_lost"))
 
     def _terms(self, caller: Caller, ask: Ask) -> _Terms | Refusal:
         view = self._policy()

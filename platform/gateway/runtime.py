@@ -43,6 +43,7 @@ WATCH_S = 0.25  # how often workers' snapshots are read
 HEARTBEAT_S = 2.0
 GATE_S = 0.5  # how soon a Redis that lost everything is noticed
 AGAIN_S = 0.25  # after the Bus refused
+LAST_WORDS_S = 1.0  # how long a reader may take to pass on that this gateway goes
 
 
 class Runtime:
@@ -82,6 +83,8 @@ class Runtime:
         self._reads_done = asyncio.Condition()
         self._num_reads = 0
         self._stopping = False
+        self._going: asyncio.Task[None] | None = None
+        self.is_going = asyncio.Event()
         self._stack = AsyncExitStack()
 
     @classmethod
@@ -139,9 +142,24 @@ class Runtime:
             task = asyncio.create_task(self._repeat(work, period_s), name=work.__name__)
             stack.push_async_callback(_stopped, task)
 
+    def go_away(self) -> None:
+        """Ends what is open and lets nobody in any more; ``stop`` follows when the server's connections have ended."""
+        if self._going is None:
+            self._going = asyncio.create_task(self._go_away(), name="go_away")
+
+    async def _go_away(self) -> None:
+        self.is_going.set()
+        await self.door.close()
+        await asyncio.sleep(LAST_WORDS_S)
+        for stream in self.streams:
+            if stream.reader is not None:  # its client does not read, and would hold up the server
+                stream.reader.cancel()
+
     async def stop(self) -> None:
         """The flag is for a cancel that the Redis client swallows while it connects."""
         self._stopping = True
+        if self._going is not None:
+            await _stopped(self._going)
         await self._stack.aclose()
 
     async def _current_loads(self) -> Sequence[LoadSnapshot]:

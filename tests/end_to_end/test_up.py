@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import stat
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from gpu_worker.simulated import DEVICES
 from tests.end_to_end.running_up import Up
 
 PROCESSES = ("postgres", "valkey", "settler", "celery", "beat", "worker", "gateway")
+STOP_LIMIT_S = 8.0  # of all of it, on a busy machine; a stream that nobody ends takes 30
 
 
 def _models(demo: dict[str, Any], tenant: str = "aurora") -> int:
@@ -31,6 +33,19 @@ def _models(demo: dict[str, Any], tenant: str = "aurora") -> int:
         return error.code
     except OSError:
         return 0
+
+
+def _long_stream(demo: dict[str, Any]) -> Any:
+    body = {
+        "model": demo["model"],
+        "messages": [{"role": "user", "content": "Hi"}],
+        "max_completion_tokens": 2_000,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    headers = {"Authorization": f"Bearer {demo['keys']['aurora']}", "Content-Type": "application/json"}
+    address = f"{demo['base_url']}/v1/chat/completions"
+    return urllib.request.urlopen(urllib.request.Request(address, json.dumps(body).encode(), headers), timeout=20)
 
 
 def test_the_platform_starts_heals_stops_and_comes_back_as_it_was(up: Callable[..., Up]) -> None:
@@ -60,6 +75,13 @@ def test_the_platform_starts_heals_stops_and_comes_back_as_it_was(up: Callable[.
     gateway = psutil.Process(second.pid_of("gateway"))
     family_bytes = sum(one.memory_info().rss for one in [gateway, *gateway.children(recursive=True)])
     assert family_bytes < 250 << 20
+
+    with _long_stream(second.demo) as stream:
+        assert stream.readline().startswith(b"data: ")
+        interrupted_at_s = time.monotonic()
+        assert second.stop() == 0
+        assert time.monotonic() - interrupted_at_s < STOP_LIMIT_S
+        assert b"This gateway is going away" in stream.read()
 
 
 def test_a_platform_that_was_killed_outright_leaves_nobody_and_starts_again(up: Callable[..., Up]) -> None:

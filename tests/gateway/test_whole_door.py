@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ import httpx2
 import openai
 import pytest
 import redis
+import websockets
 from django.core.management import call_command
 from openai import AsyncOpenAI
 
@@ -111,8 +113,8 @@ async def test_the_whole_door_serves_refuses_follows_edits_and_leaves_cleanly(pl
         await _follows_a_saved_quota(client)
         await _follows_a_revoked_key(client)
     await platform.until_free()
-    platform.gateway.send_signal(signal.SIGTERM)
-    assert await asyncio.to_thread(platform.gateway.wait, 20) == 0
+    await _takes_leave_of_whoever_is_served(platform)
+    await platform.until_free()
     assert not list(platform.redis.scan_iter("rubato:gateway:*:alive"))
 
 
@@ -190,6 +192,30 @@ async def _follows_a_saved_quota(client: AsyncOpenAI) -> None:
 async def _follows_a_revoked_key(client: AsyncOpenAI) -> None:
     await asyncio.to_thread(_revoke, client.api_key)
     await _until_refused(client, openai.AuthenticationError)
+
+
+async def _takes_leave_of_whoever_is_served(platform: Platform) -> None:
+    """A stream, a plain request and a socket are told; none of them holds the process up."""
+    long: dict[str, Any] = {"model": MODEL, "extra_body": {"ignore_eos": True}}
+    async with platform.client("nova") as client, client.responses.connect() as socket:
+        plain = asyncio.create_task(client.chat.completions.create(messages=HI, max_completion_tokens=2_000, **long))
+        stream = await client.chat.completions.create(messages=HI, max_completion_tokens=2_000, stream=True, **long)
+        await anext(aiter(stream))
+        assert not plain.done()
+        signalled_at_s = time.monotonic()
+        platform.gateway.send_signal(signal.SIGTERM)
+        with pytest.raises(openai.APIError, match="This gateway is going away"):
+            async for _ in stream:
+                pass
+        with pytest.raises(openai.InternalServerError, match="This gateway is going away") as refused:
+            await plain
+        assert refused.value.status_code == 503
+        with pytest.raises(websockets.exceptions.ConnectionClosed) as closed:
+            await socket.recv_bytes()
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 1012
+        assert await asyncio.to_thread(platform.gateway.wait, 20) == 0
+        assert time.monotonic() - signalled_at_s < 5
 
 
 async def _until_refused(

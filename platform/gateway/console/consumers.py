@@ -11,10 +11,11 @@ from channels.auth import get_user
 from channels.generic.websocket import AsyncWebsocketConsumer
 from django.conf import settings
 
+from gateway import runtime
 from gateway.console.feed import LiveFeed
 from gateway.loads import loads
 
-NOT_SIGNED_IN = 4401
+NOT_SIGNED_IN, GOING_AWAY = 4401, 1012
 RECHECK_PERIOD_S = 15
 
 
@@ -59,6 +60,10 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channels br
                     await self.close(NOT_SIGNED_IN)
                     return
             await self.send(text_data=text)
+            current = runtime.current()
+            if current is not None and current.is_going.is_set():
+                await self.close(GOING_AWAY)
+                return
 
     async def _is_operator(self) -> bool:
         """Read the session and its user afresh: what the scope remembers may be out of date."""

@@ -93,7 +93,7 @@ def _celery(name: str, environment: Mapping[str, str], *arguments: str) -> Proce
 
 def _gateway(options: PlatformOptions, environment: Mapping[str, str]) -> ProcessSpec:
     command = [sys.executable, "-m", "granian", "--interface=asgi", f"--host={LOOPBACK}", f"--port={options.port}"]
-    command += ["--workers=1", "--loop=uvloop", "--log-level=warning", "--workers-kill-timeout=10"]
+    command += ["--workers=1", "--loop=uvloop", "--log-level=warning", "--workers-kill-timeout=3"]
     return ProcessSpec(
         name="gateway",
         command=lambda: [*command, "gateway.asgi:application"],

@@ -73,6 +73,7 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channe
             await self.close(BAD_KEY)
             return
         self._spawn(self._watch_key())
+        self._spawn(self._leave_with_gateway())
 
     async def disconnect(self, code: int) -> None:
         tasks = [*self._tasks, *(task for _, task in self._lanes.values())]
@@ -157,7 +158,8 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channe
         entered = await self._runtime.door.enter(caller, ask)
         if isinstance(entered, Denied):
             metrics.count_request(entered.refusal.status, entered.limits.priority_class)
-            await self._refuse(entered.refusal, entered.limits.headers(), request.stream_id)
+            refusal = asks.in_words_of_responses(entered.refusal)
+            await self._refuse(refusal, entered.limits.headers(), request.stream_id)
             return
         events = ResponseEvents(request, entered, int(time.time()))
         self._running[events.response_id] = entered
@@ -194,6 +196,14 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channe
                 await self.close(BAD_KEY)
                 return
         await self.close(GOING_AWAY)
+
+    async def _leave_with_gateway(self) -> None:
+        """The door ends what runs and refuses what waits: the lanes pass that on first."""
+        await self._runtime.is_going.wait()
+        lanes = [task for _, task in self._lanes.values()]
+        if lanes:
+            await asyncio.wait(lanes, timeout=runtime.LAST_WORDS_S)
+        await self._close(GOING_AWAY)
 
     async def _refuse(
         self, refusal: Refusal, headers: dict[str, str] | None = None, stream_id: str | None = None
