@@ -8,6 +8,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from gateway import v1
 from tenants import api_keys
 
 MODEL = "simulated"
@@ -87,6 +88,8 @@ def _is_a_trace(key: bytes) -> bool:
         ({"seed": 2**70}, "invalid_value", "seed"),
         ({"stop": ""}, "invalid_value", "stop"),
         ({"stop": ["a", "b", "c", "d", "e"]}, "invalid_value", "stop"),
+        ({"stop": "x" * 257}, "invalid_value", "stop"),
+        ({"stop": ["a", "é" * 129]}, "invalid_value", "stop"),
         ({"stop": [1]}, "invalid_type", "stop[0]"),
         ({"logit_bias": {"x": 1}}, "invalid_value", "logit_bias"),
         ({"logit_bias": {"999999": 1}}, "invalid_value", "logit_bias"),
@@ -137,6 +140,58 @@ async def test_a_body_that_is_no_json_object_is_400(world: Any, content: bytes) 
     response = await send(world, content)
     assert response.status_code == 400
     assert_refused(world, response, 400, response.json()["error"]["code"], response.json()["error"]["param"])
+
+
+async def received_without_a_whole_body(world: Any, key: str) -> list[dict[str, Any]]:
+    """What is sent when the server says ``http.disconnect`` amid the body, as it does for bad chunks."""
+    messages = iter([{"type": "http.request", "body": b'{"mod', "more_body": True}, {"type": "http.disconnect"}])
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        return next(messages)
+
+    async def keep(message: Any) -> None:
+        sent.append(message)
+
+    headers = [(b"authorization", f"Bearer {key}".encode()), (b"transfer-encoding", b"chunked")]
+    scope = {"type": "http", "method": "POST", "path": CHAT, "query_string": b"", "headers": headers}
+    await v1.application(world.runtime, scope, receive, keep)
+    return sent
+
+
+async def test_a_body_that_breaks_off_is_400_in_the_error_shape(world: Any) -> None:
+    start, end = await received_without_a_whole_body(world, world.keys["aurora"])
+    assert start["status"] == 400
+    assert json.loads(end["body"])["error"]["code"] == "invalid_request"
+    assert world.worker.submits == []
+
+
+async def test_a_broken_body_does_not_hide_an_earlier_refusal(world: Any) -> None:
+    start, end = await received_without_a_whole_body(world, "nonsense")
+    assert start["status"] == 401
+    assert json.loads(end["body"])["error"]["code"] == "invalid_api_key"
+
+
+async def test_four_stop_strings_of_the_greatest_length_are_taken(world: Any) -> None:
+    response = await send(world, body(stop=["é" * 128, "b" * 256, "c", "d"]))
+    assert response.status_code == 200
+
+
+@pytest.mark.parametrize("tier", ["gold", "x" * 10_000])
+async def test_an_unknown_tier_is_told_the_ones_there_are(world: Any, tier: str) -> None:
+    response = await send(world, body(service_tier=tier))
+    assert_refused(world, response, 400, "invalid_value", "service_tier")
+    message = response.json()["error"]["message"]
+    assert message == "Invalid 'service_tier': Must be one of auto, default, flex, priority, fast."
+
+
+async def test_a_very_long_model_name_is_not_echoed_whole(world: Any) -> None:
+    name = "m" * 5_000
+    asked = await send(world, body(model=name))
+    assert_refused(world, asked, 400, "invalid_value", "model")
+    fetched = await send(world, b"", method="GET", path=f"/v1/models/{name}")
+    assert_refused(world, fetched, 404, "model_not_found", "model")
+    assert "m" * 201 not in asked.text + fetched.text
 
 
 @pytest.mark.parametrize("size", [1_048_577, 10_000_000])

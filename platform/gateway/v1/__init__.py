@@ -10,7 +10,7 @@ from gateway.auth import Caller, key_of_request
 from gateway.errors import InvalidRequest, Reason, Refusal, invalid
 from gateway.runtime import Runtime
 from gateway.v1 import chat, models
-from gateway.v1.http import ClientGone, Exchange, Receive, Scope, Send
+from gateway.v1.http import Exchange, Receive, Scope, Send
 
 _METHODS = {"/v1/chat/completions": "POST", "/v1/models": "GET"}
 _MODEL_PREFIX = "/v1/models/"
@@ -21,8 +21,6 @@ async def application(runtime: Runtime, scope: Scope, receive: Receive, send: Se
     exchange = Exchange(scope, receive, send)
     try:
         await _answer(exchange, runtime)
-    except ClientGone:
-        pass  # nobody is there to be told
     except Exception:
         if exchange.status is None:
             message = f"Something went wrong on our side; please quote {exchange.request_id}."

@@ -5,11 +5,13 @@ Knows the words of both APIs; refuses to know limits and workers.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gateway.asking import Ask
-from gateway.errors import Reason, invalid
+from gateway.errors import Reason, Refusal, invalid
 from gateway.text import Message
 from gateway.v1.decoding import refuse_unsupported
-from gateway.v1.schemas import MAX_STOPS, ChatRequest, ResponseCreate, SamplingFields, TextPart
+from gateway.v1.schemas import MAX_STOP_BYTES, MAX_STOPS, ChatRequest, ResponseCreate, SamplingFields, TextPart
 from wire.messages import SamplingParameters
 
 
@@ -69,6 +71,11 @@ def ask(
     )
 
 
+def in_words_of_responses(refusal: Refusal) -> Refusal:
+    """The door calls the prompt ``messages``; a response calls it ``input``."""
+    return replace(refusal, param="input") if refusal.param == "messages" else refusal
+
+
 def _template_role(role: str) -> str:
     return "system" if role == "developer" else role
 
@@ -85,6 +92,8 @@ def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
         raise invalid(Reason.INVALID_VALUE, f"At most {MAX_STOPS} stop strings.", "stop")
     if "" in stops:
         raise invalid(Reason.INVALID_VALUE, "A stop string must not be empty.", "stop")
+    if any(len(stop.encode()) > MAX_STOP_BYTES for stop in stops):
+        raise invalid(Reason.INVALID_VALUE, f"A stop string may have at most {MAX_STOP_BYTES} bytes of UTF-8.", "stop")
     return stops
 
 

@@ -6,12 +6,13 @@ Knows msgspec's own words; refuses to know what the fields mean.
 from __future__ import annotations
 
 import re
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, get_args
 
 import msgspec
 from msgspec import Struct
 
 from gateway.errors import Reason, invalid
+from gateway.v1.schemas import Tier
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n": (1,),
@@ -73,6 +74,8 @@ def _refuse_field(words: str) -> NoReturn:
             raise invalid(reason, f"{verb}: {name!r}.", name[:200])
     if not path:
         raise invalid(Reason.INVALID_REQUEST, "The body must be a JSON object.")
+    if path == "service_tier" and what.startswith("Invalid enum value"):
+        what = f"Must be one of {', '.join(get_args(Tier))}"
     reason = Reason.INVALID_TYPE if ", got `" in what else Reason.INVALID_VALUE
     raise invalid(reason, f"Invalid {path!r}: {what}.", path)
 

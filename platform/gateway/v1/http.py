@@ -24,8 +24,8 @@ DISCARD_BYTES = 32 * 1_048_576  # of a refused body; a client that is still send
 DISCARD_S = 5.0
 
 
-class ClientGone(Exception):
-    """The client closed the connection before its body was whole."""
+class BodyBroken(Exception):
+    """The body ended before it was whole: the client left, stopped sending, or sent chunks that are none."""
 
 
 class Exchange:
@@ -60,7 +60,7 @@ class Exchange:
         return next((value.decode("latin-1") for key, value in self.headers if key.lower() == name), "")
 
     async def json_body(self, limit_bytes: int) -> bytes:
-        """The whole body. Raises InvalidRequest for another media type, above the limit and too slow; ClientGone."""
+        """The whole body. Raises InvalidRequest for another media type, above the limit, too slow and broken off."""
         media_type = self.header(b"content-type").partition(";")[0].strip().lower()
         if media_type not in ("", JSON) or self.header(b"content-encoding") not in ("", "identity"):
             raise invalid(Reason.UNSUPPORTED_MEDIA_TYPE, "Send the body as plain 'Content-Type: application/json'.")
@@ -77,6 +77,8 @@ class Exchange:
                     if size > limit_bytes:
                         raise too_large
                     parts.append(part)
+        except BodyBroken as error:
+            raise invalid(Reason.INVALID_REQUEST, "The body broke off, or is not framed as announced.") from error
         except TimeoutError as error:
             raise invalid(Reason.BODY_TOO_SLOW, f"The body took longer than {BODY_S:.0f} s.") from error
         return b"".join(parts)
@@ -84,7 +86,7 @@ class Exchange:
     async def discard_body(self) -> None:
         """Read what is left of a body that is refused, within bounds."""
         size = 0
-        with suppress(TimeoutError):
+        with suppress(TimeoutError, BodyBroken):
             async with asyncio.timeout(DISCARD_S):
                 while not self._body_is_read and size < DISCARD_BYTES:
                     size += len(await self._body_part())
@@ -92,7 +94,8 @@ class Exchange:
     async def _body_part(self) -> bytes:
         message = await self._receive()
         if message["type"] == "http.disconnect":
-            raise ClientGone
+            self._body_is_read = True  # all there will be; the server may still take an answer
+            raise BodyBroken
         self._body_is_read = not message.get("more_body", False)
         part: bytes = message.get("body", b"")
         return part

@@ -11,6 +11,7 @@ from gateway.door import Door
 from gateway.errors import Reason, Refusal
 from gateway.text import Text
 from gateway.v1.http import Exchange
+from gateway.v1.schemas import MAX_MODEL_NAME
 
 CREATED = 1_730_419_200  # SmolLM2's release; the shape wants a moment and a model file has none
 
@@ -26,7 +27,7 @@ async def get_model(exchange: Exchange, door: Door, caller: Caller, model: str) 
         if text.model == model:
             await exchange.answer(200, msgspec.json.encode(_model(text, tiers)))
             return
-    message = f"The model {model!r} does not exist or you do not have access to it."
+    message = f"The model {model[:MAX_MODEL_NAME]!r} does not exist or you do not have access to it."
     await exchange.refuse(Refusal(reason=Reason.MODEL_NOT_FOUND, message=message, param="model"))
 
 

@@ -12,6 +12,8 @@ from msgspec import Meta, Struct
 MAX_INTEGER = 2**31 - 1
 MAX_SEED = 2**63 - 1
 MAX_STOPS = 4
+MAX_STOP_BYTES = 256  # every token's text is searched for every stop string
+MAX_MODEL_NAME = 200
 
 Count = Annotated[int, Meta(ge=1, le=MAX_INTEGER)]
 CountOrZero = Annotated[int, Meta(ge=0, le=MAX_INTEGER)]
@@ -21,6 +23,7 @@ Temperature = Annotated[float, Meta(ge=0, le=2)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
+ModelName = Annotated[str, Meta(max_length=MAX_MODEL_NAME)]
 Tier = Literal["auto", "default", "flex", "priority", "fast"]
 
 
@@ -84,7 +87,7 @@ class SamplingFields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class ChatRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    model: str
+    model: ModelName
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=4096)]
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
@@ -116,7 +119,7 @@ class ResponseCreate(SamplingFields, frozen=True, kw_only=True, forbid_unknown_f
     """``response.create`` of the websocket protocol."""
 
     type: Literal["response.create"]
-    model: str
+    model: ModelName
     input: str | Annotated[list[InputItem], Meta(min_length=1, max_length=4096)]
     instructions: str | None = None
     max_output_tokens: Count | None = None
