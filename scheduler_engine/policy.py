@@ -236,6 +236,11 @@ _TENANT_RANGES: Mapping[str, tuple[int, int, bool]] = {
 }
 
 
+def bounds_of(policy: type[ClassPolicy] | type[TenantClassPolicy]) -> Mapping[str, tuple[int, int, bool]]:
+    """What ``snapshot_from_dict`` takes, for each number of a row: field -> (least, most, may be null)."""
+    return _CLASS_RANGES if policy is ClassPolicy else _TENANT_RANGES
+
+
 def _class_policy(data: object, priority_class: PriorityClass) -> ClassPolicy:
     where = f"classes.{priority_class.label}"
     row = _mapping(data, where)

@@ -15,11 +15,14 @@ from django.db import models
 from django.db.models import F, Q
 from django.utils.timezone import now
 
+from scheduler_engine.policy import ClassPolicy, TenantClassPolicy, bounds_of
 from scheduler_engine.policy import PriorityClass as ClassName
+from tenants.bounds import BoundedRow
 
 CLASS_CHOICES = [(name.label, name.label) for name in ClassName]
 CLASS_LABELS = [name.label for name in ClassName]
 MAX_TOKENS_DEFAULT = 512
+DEFAULT_ABOVE_CAP = "default max tokens must not lie above max tokens cap"
 
 
 def known_timezone(name: str) -> None:
@@ -141,11 +144,13 @@ def _percent(prefix: str, *fields: str) -> list[models.CheckConstraint]:
     ]
 
 
-class PriorityClass(models.Model):
+class PriorityClass(BoundedRow):
     """Parameters of one of the three classes; the fields of ``scheduler_engine.policy.ClassPolicy``.
 
     Always: exactly three rows exist, made by migration; they are edited, never added or deleted.
     """
+
+    bounds = bounds_of(ClassPolicy)
 
     label = models.CharField(primary_key=True, max_length=16, choices=CLASS_CHOICES)
     ttft_target_ms = models.BigIntegerField(
@@ -218,8 +223,10 @@ class PriorityClass(models.Model):
         return self.label
 
 
-class QuotaPolicy(models.Model):
+class QuotaPolicy(BoundedRow):
     """One cell of the matrix tenant x class; the fields of ``scheduler_engine.policy.TenantClassPolicy``."""
+
+    bounds = bounds_of(TenantClassPolicy)
 
     class Window(models.TextChoices):
         DAY = "day", "day"
@@ -255,12 +262,17 @@ class QuotaPolicy(models.Model):
             models.CheckConstraint(
                 condition=Q(max_tokens_cap__isnull=True) | Q(default_max_tokens__lte=F("max_tokens_cap")),
                 name="quota_default_within_cap",
-                violation_error_message="default max tokens must not lie above max tokens cap",
+                violation_error_message=DEFAULT_ABOVE_CAP,
             ),
         ]
 
     def __str__(self) -> str:
         return f"{self.tenant_id} / {self.priority_class}"
+
+    def clean(self) -> None:
+        """The matrix edits the cap and not the default, so its forms leave out the constraint over both."""
+        if self.max_tokens_cap is not None and self.default_max_tokens > self.max_tokens_cap:
+            raise ValidationError({"max_tokens_cap": f"{DEFAULT_ABOVE_CAP} (the default is {self.default_max_tokens})"})
 
 
 class PolicyVersion(models.Model):

@@ -11,10 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler_engine.policy import (
+    ClassPolicy,
     PolicyError,
     PolicySnapshot,
     PriorityClass,
     TenantClassPolicy,
+    bounds_of,
     cpu_classes,
     gpu_classes,
     snapshot_from_dict,
@@ -128,3 +130,21 @@ def test_any_value_in_any_field_is_taken_or_refused(name: str, value: object) ->
         return
     assert type(value) in (int, type(None))
     assert getattr(snapshot.classes[2], name) == value
+
+
+@pytest.mark.parametrize("name", bounds_of(TenantClassPolicy))
+def test_the_told_bounds_of_a_cell_are_taken_and_one_more_is_refused(name: str) -> None:
+    least, most, _ = bounds_of(TenantClassPolicy)[name]
+    for taken in (least, most):
+        data = document()
+        data["tenants"][0][name] = taken
+        assert getattr(snapshot_from_dict(data).tenants[0], name) == taken
+    for refused in (least - 1, most + 1):
+        data = document()
+        data["tenants"][0][name] = refused
+        with pytest.raises(PolicyError, match=name):
+            snapshot_from_dict(data)
+
+
+def test_every_number_of_a_class_has_told_bounds() -> None:
+    assert set(bounds_of(ClassPolicy)) == set(document()["classes"]["batch"])

@@ -145,10 +145,10 @@ def test_the_document_names_every_tenant(aurora: Any, stranger: Any) -> None:
     ("change", "words"),
     [
         ({"weight": 0}, "weight must be at least 1"),
-        ({"requests_per_minute": -1}, "cannot be below 0"),
-        ({"tokens_per_minute": -1}, "cannot be below 0"),
-        ({"concurrency": -1}, "cannot be below 0"),
-        ({"money_micros": -1}, "cannot be below 0"),
+        ({"requests_per_minute": -1}, "must be at least 0"),
+        ({"tokens_per_minute": -1}, "must be at least 0"),
+        ({"concurrency": -1}, "must be at least 0"),
+        ({"money_micros": -1}, "must be at least 0"),
         ({"hard_deadline_ms": 0}, "at least 1"),
         ({"default_max_tokens": 513, "max_tokens_cap": 512}, "must not lie above"),
         ({"money_window": "week"}, "not a valid choice"),
@@ -170,9 +170,9 @@ def test_no_limit_and_nothing_allowed_are_two_things(aurora: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"floor_percent": 101}, "between 0 and 100"),
+        ({"floor_percent": 101}, "at least 0 and at most 100"),
         ({"floor_percent": 96}, "floors of all classes"),
-        ({"cap_slots_percent": -1}, "between 0 and 100"),
+        ({"cap_slots_percent": -1}, "at least 1 and at most 100"),
         ({"ttft_target_ms": 0}, "at least 1"),
         ({"chunk_min": 0}, "at least 1"),
         ({"chunk_min": 2_000}, "chunk min"),
