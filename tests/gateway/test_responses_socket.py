@@ -200,6 +200,13 @@ async def test_a_bad_frame_is_an_error_event_and_the_socket_stays_usable(
         assert (await read(connection))[-1]["type"] == "response.completed"
 
 
+async def test_a_prompt_over_the_context_is_blamed_on_input(world: Any) -> None:
+    async with socket(world) as connection:
+        await create(connection, input="x" * 40_000)
+        (event,) = await read(connection)
+    assert (event["error"]["code"], event["error"]["param"]) == ("context_length_exceeded", "input")
+
+
 async def test_a_frame_over_the_body_limit_is_413_and_the_socket_stays_usable(world: Any) -> None:
     async with socket(world) as connection:
         await create(connection, input="x" * 1_048_577)
