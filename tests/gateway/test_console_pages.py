@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,8 +15,9 @@ from channels.routing import URLRouter
 from django.contrib.auth.models import User
 from django.test import Client
 
+from gateway import runtime
 from gateway.console import consumers
-from gateway.console.consumers import NOT_SIGNED_IN, LiveConsumer, same_origin
+from gateway.console.consumers import GOING_AWAY, NOT_SIGNED_IN, LiveConsumer, same_origin
 from gateway.console.feed import LiveFeed
 from gateway.console.routing import websocket_urlpatterns
 from gateway.loads import loads
@@ -157,6 +159,22 @@ async def test_the_picture_ends_when_the_operator_signs_out_elsewhere(
             assert message["type"] == "websocket.send"
 
     assert message["code"] == NOT_SIGNED_IN
+
+
+async def test_the_picture_ends_when_the_gateway_goes_away(
+    transactional_db: None, quiet_feed: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    going = SimpleNamespace(is_going=asyncio.Event())
+    monkeypatch.setattr(runtime, "current", lambda: going)
+    socket = Socket(await sync_to_async(signed_in)(is_staff=True))
+    await socket.connect()
+    await socket.frame()
+    going.is_going.set()
+
+    while (message := await socket.receive_output(timeout=3))["type"] == "websocket.send":
+        pass
+
+    assert (message["type"], message["code"]) == ("websocket.close", GOING_AWAY)
 
 
 def test_the_live_page_sends_a_stranger_to_the_log_in(transactional_db: None) -> None:
