@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import socket
 import time
 from typing import Any
 
@@ -34,10 +35,17 @@ async def read(stream: Any, texts: list[str]) -> None:
         texts.append(chunk.choices[0].delta.content or "")
 
 
-async def raw_stream(world: Any, body: dict[str, Any], headers: dict[str, str] | None = None) -> Reader:
-    """A request by hand, so that a test holds the socket."""
+async def raw_stream(
+    world: Any, body: dict[str, Any], headers: dict[str, str] | None = None, *, receive_buffer: int | None = None
+) -> Reader:
+    """A request by hand, so that a test holds the socket; ``receive_buffer`` in bytes, else the kernel's to grow."""
     host, port = world.base_url.removeprefix("http://").split(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
+    connection = socket.socket()
+    connection.setblocking(False)
+    if receive_buffer is not None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    await asyncio.get_running_loop().sock_connect(connection, (host, int(port)))
+    reader, writer = await asyncio.open_connection(sock=connection)
     payload = json.dumps({"model": MODEL, "messages": HI, "stream": True, **body}).encode()
     lines = {
         "host": host,
@@ -357,7 +365,7 @@ async def test_a_reader_that_never_reads_is_dropped_and_its_work_cancelled(
     world.worker.script.answer = b"z" * 32_000
     world.worker.script.tokens_per_step = 500
     world.worker.step_s = 0.02  # 64 steps, and far more bytes than the sockets hold
-    reader = await raw_stream(world, {"max_tokens": 32_000})
+    reader = await raw_stream(world, {"max_tokens": 32_000}, receive_buffer=65_536)
     await reader.until(b"data: ")
     reader.writer.transport.pause_reading()
     await world.until(lambda: len(world.worker.cancels) == 1, 10.0)
