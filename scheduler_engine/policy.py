@@ -50,7 +50,7 @@ class ClassPolicy:
     patience_ms: int | None
     fairness_gap_ms: int  # B, in GPU-milliseconds
     quantum_steps: int
-    step_cap_percent: int  # sigma: a step takes at most this share of the tightest active target
+    step_cap_percent: int  # sigma: share of the tightest active target a step may take (bounds: budget.py)
     token_budget_max: int
     chunk_max: int
     chunk_min: int
