@@ -6,11 +6,13 @@ the rest intact.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from scheduler_engine.plan import StepPlan, StepResult
 from scheduler_engine.request import RequestId
+from wire.messages import SamplingParameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,32 @@ class ExecutorShape:
     bytes_per_block: int
     max_model_len: int
     copies_in_order: bool
+
+
+class ConstraintError(Exception):
+    """The grammar cannot say what may come next; its request must end."""
+
+
+class Constraint(Protocol):
+    """A grammar while it watches one sequence."""
+
+    def allowed(self, output_ids: Sequence[int]) -> bytes:
+        """Which tokens may follow the output: one bit per token id, least significant first.
+
+        Called from one thread at a time, with an output that only grows. Raises ConstraintError.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DrawRules:
+    """How a request's next tokens are drawn: what ``Request.sampling`` carries through the engine to the executor."""
+
+    parameters: SamplingParameters
+    prompt_token_ids: Sequence[int] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
+    constraint: Constraint | None = None
 
 
 class Executor(Protocol):

@@ -116,6 +116,7 @@ class WorkerLoop:
             return StepResult(step=plan.step, duration_us=0)
         self._plans.append(plan)
         result = self._executor.execute(plan)
+        self._book.take_logprobs(plan, result)
         stopped = self._book.stopped(plan, result)
         return dataclasses.replace(result, stopped=stopped) if stopped else result
 

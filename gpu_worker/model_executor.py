@@ -6,17 +6,19 @@ import contextlib
 import ctypes
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from gpu_worker.calibration import measure
-from gpu_worker.executor import ExecutorShape
+from gpu_worker.executor import ConstraintError, DrawRules, ExecutorShape
 from gpu_worker.kv_cache import KvCache, bytes_per_block
 from gpu_worker.model_runner import ModelRunner, blocks_of
 from gpu_worker.models.llama import Llama
-from gpu_worker.sampling import GREEDY, Draw, Sampler, stream_of
+from gpu_worker.sampling import GREEDY, NOT_DRAWN, Draw, Sampler, stream_of
 from gpu_worker.weights import WeightsError, open_weights
 from scheduler_engine.cost import CostConstants
 from scheduler_engine.plan import RowFailure, ScheduledRow, StepPlan, StepResult
@@ -24,7 +26,6 @@ from scheduler_engine.request import RequestId
 from wire.messages import SamplingParameters, TokenLogprob
 
 BLOCK_SIZE = 16
-NOT_SAMPLED = -1
 MIB = 1 << 20
 
 
@@ -52,6 +53,7 @@ class ModelExecutor:
         self._clock_ns = clock_ns
         self._stream_of: dict[RequestId, int] = {}
         self._was_not_finite: set[RequestId] = set()
+        self._grammars = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar")  # starts with its first mask
 
     def execute(self, plan: StepPlan) -> StepResult:
         """See ``Executor``. Never raises for what a row does; the clock covers copies, forward and sampling."""
@@ -80,11 +82,11 @@ class ModelExecutor:
         self._was_not_finite.discard(request_id)
 
     def close(self) -> None:
-        """Nothing outlives the object."""
+        self._grammars.shutdown()
 
     def _compute(self, rows: Sequence[ScheduledRow]) -> _Outcome:
         size = len(rows)
-        outcome = _Outcome([NOT_SAMPLED] * size, [None] * size, [0.0] * size)
+        outcome = _Outcome([NOT_DRAWN] * size, [None] * size, [0.0] * size)
         if not rows:
             return outcome
         try:
@@ -93,7 +95,7 @@ class ModelExecutor:
             if size == 1:
                 outcome.failed.append(RowFailure(rows[0].request_id, _reason(error), poison=True))
                 return outcome
-            outcome = _Outcome([NOT_SAMPLED] * size, [None] * size, [0.0] * size)
+            outcome = _Outcome([NOT_DRAWN] * size, [None] * size, [0.0] * size)
             self._forward_one_by_one(rows, outcome)
         return outcome
 
@@ -106,22 +108,49 @@ class ModelExecutor:
                 outcome.failed.append(RowFailure(row.request_id, _reason(error), poison=True))
 
     def _forward(self, rows: Sequence[ScheduledRow], places: Sequence[int], outcome: _Outcome) -> None:
+        masks = [self._mask(row) for row in rows]  # computed on a thread while the forward runs
         computed = self._runner.run(rows)
+        draws: dict[int, Draw] = {}  # by index of the row
+        not_finite = {index for index, is_finite in enumerate(computed.finite) if not is_finite}
+        for index, (row, mask) in enumerate(zip(rows, masks, strict=True)):
+            if row.samples and index not in not_finite:
+                try:
+                    draws[index] = self._draw(row, None if mask is None else mask.result())
+                except ConstraintError:
+                    outcome.failed.append(RowFailure(row.request_id, "grammar", poison=True))
+        not_finite.update(self._sample(rows, computed.logits, draws, places, outcome))
+        outcome.failed.extend(self._not_finite(rows[index]) for index in sorted(not_finite))
+
+    def _mask(self, row: ScheduledRow) -> Future[bytes] | None:
+        constraint = _rules(row).constraint
+        if constraint is None or not row.samples:
+            return None
+        return self._grammars.submit(constraint.allowed, row.output_ids)
+
+    def _sample(
+        self,
+        rows: Sequence[ScheduledRow],
+        logits: Tensor,
+        draws: dict[int, Draw],
+        places: Sequence[int],
+        outcome: _Outcome,
+    ) -> list[int]:
+        """Fills in the tokens of ``draws``; ``logits`` has a row for each of ``rows`` that samples.
+
+        Returns the indexes of those whose logits are not finite.
+        """
+        if not draws:
+            return []
         sampling = [index for index, row in enumerate(rows) if row.samples]
-        good = [rank for rank, index in enumerate(sampling) if computed.finite[index]]
-        logits = computed.logits if len(good) == len(sampling) else computed.logits[good]
-        kept = [sampling[rank] for rank in good]
-        if kept:
-            draws = [self._draw(rows[index]) for index in kept]
-            sampled = self._sampler.sample(logits, draws, with_margins=self.with_margins)
-            for rank, index in enumerate(kept):
-                outcome.token_ids[places[index]] = sampled.token_ids[rank]
-                outcome.logprobs[places[index]] = sampled.logprobs[rank]
-                if self.with_margins:
-                    outcome.margins[places[index]] = sampled.margins[rank]
-        for row, is_finite in zip(rows, computed.finite, strict=True):
-            if not is_finite:
-                outcome.failed.append(self._not_finite(row))
+        kept = [rank for rank, index in enumerate(sampling) if index in draws]
+        chosen = logits if len(kept) == len(sampling) else logits[kept]
+        sampled = self._sampler.sample(chosen, list(draws.values()), with_margins=self.with_margins)
+        for rank, index in enumerate(draws):
+            outcome.token_ids[places[index]] = sampled.token_ids[rank]
+            outcome.logprobs[places[index]] = sampled.logprobs[rank]
+            if self.with_margins:
+                outcome.margins[places[index]] = sampled.margins[rank]
+        return [index for index, token_id in zip(draws, sampled.token_ids, strict=True) if token_id == NOT_DRAWN]
 
     def _not_finite(self, row: ScheduledRow) -> RowFailure:
         """The blocks just written are cleared; a request that does it twice is at fault itself."""
@@ -130,12 +159,23 @@ class ModelExecutor:
         self._was_not_finite.add(row.request_id)
         return RowFailure(row.request_id, "not_finite", poison=again)
 
-    def _draw(self, row: ScheduledRow) -> Draw:
-        parameters = row.sampling if isinstance(row.sampling, SamplingParameters) else GREEDY
+    def _draw(self, row: ScheduledRow, allowed: bytes | None) -> Draw:
+        rules = _rules(row)
         stream = self._stream_of.get(row.request_id)
         if stream is None:
-            stream = self._stream_of[row.request_id] = stream_of(parameters, row.request_id)
-        return Draw(parameters, stream, row.output_ids)
+            stream = self._stream_of[row.request_id] = stream_of(rules.parameters, row.request_id)
+        return Draw(rules, stream, row.output_ids, allowed)
+
+
+def _rules(row: ScheduledRow) -> DrawRules:
+    """What the loop gives; bare parameters will do, and a made-up row, as calibration has them, is greedy."""
+    match row.sampling:
+        case DrawRules() as rules:
+            return rules
+        case SamplingParameters() as parameters:
+            return DrawRules(parameters)
+        case _:
+            return GREEDY
 
 
 def build(model_path: str | Path, *, kv_mib: int, host_kv_mib: int, threads: int) -> ModelExecutor:

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 
+from gpu_worker.executor import Constraint, DrawRules
 from gpu_worker.stop_strings import StopAutomaton, StopMatcher
 from scheduler_engine import events
 from scheduler_engine.request import Request, RequestId
-from wire.messages import SamplingParameters, Submit
+from wire.messages import SamplingParameters, Submit, TokenLogprob
 
 _SEED_MASK = 2**63 - 1
 _SEED_STRIDE = 0x9E3779B97F4A7C15  # 2**64 / golden ratio: siblings draw from streams far apart
 
 
 class Choice:
-    """One sequence of a response. Always: ``num_sent <= len(token_ids)``, and what is sent is never taken back."""
+    """One sequence of a response. Always: ``num_sent <= len(token_ids)``, and what is sent is never taken back.
 
-    __slots__ = ("end", "index", "matcher", "num_sent", "request_id", "response", "token_ids")
+    ``logprobs`` is aligned with ``token_ids`` where they were asked for, else empty.
+    """
+
+    __slots__ = ("end", "index", "logprobs", "matcher", "num_sent", "request_id", "response", "token_ids")
 
     def __init__(self, response: Response, index: int, matcher: StopMatcher | None) -> None:
         delivered = response.submit.delivered_token_ids
@@ -26,6 +30,8 @@ class Choice:
         self.matcher = matcher
         self.token_ids: list[int] = list(delivered[index]) if delivered else []
         self.num_sent = len(self.token_ids)
+        asks = response.submit.sampling.num_top_logprobs is not None
+        self.logprobs: list[TokenLogprob | None] = [None] * len(self.token_ids) if asks else []
         self.end: events.Finished | None = None
 
     @property
@@ -73,7 +79,7 @@ class Response:
         return all(choice.end is not None for choice in self.choices)
 
 
-def request_of(choice: Choice) -> Request:
+def request_of(choice: Choice, constraint: Constraint | None = None) -> Request:
     """What the engine is asked for this choice; tokens delivered by an earlier attempt are history."""
     submit = choice.response.submit
     return Request(
@@ -91,11 +97,23 @@ def request_of(choice: Choice) -> Request:
         value_micros=submit.value_micros,
         cache_salt=submit.cache_salt,
         delivered_token_ids=tuple(choice.token_ids),
-        sampling=_sampling(submit.sampling, choice.index),
+        sampling=_rules(choice, constraint),
     )
 
 
-def _sampling(sampling: SamplingParameters, choice: int) -> SamplingParameters:
+def _rules(choice: Choice, constraint: Constraint | None) -> DrawRules:
+    submit = choice.response.submit
+    looks_back = submit.sampling.repetition_penalty != 1.0
+    return DrawRules(
+        parameters=_of_choice(submit.sampling, choice.index),
+        prompt_token_ids=tuple(sorted(set(submit.prompt_token_ids))) if looks_back else (),
+        stop_token_ids=submit.stop_token_ids,
+        min_tokens=submit.min_tokens,
+        constraint=constraint,
+    )
+
+
+def _of_choice(sampling: SamplingParameters, choice: int) -> SamplingParameters:
     if sampling.seed is None or choice == 0:
         return sampling
     return dataclasses.replace(sampling, seed=(sampling.seed + choice * _SEED_STRIDE) & _SEED_MASK)

@@ -6,10 +6,13 @@ Knows responses, choices and stop strings; refuses to know threads, Redis and de
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from typing import cast
 
 from gpu_worker.charging import usage_of
+from gpu_worker.executor import Constraint
 from gpu_worker.response import Choice, Response, request_of
 from gpu_worker.step_draft import StepDraft
 from gpu_worker.telemetry import Telemetry
@@ -17,7 +20,7 @@ from scheduler_engine import events
 from scheduler_engine.events import FinishReason, RejectReason, StepEvents, TokenColumns
 from scheduler_engine.plan import StepPlan, StepResult
 from scheduler_engine.request import Request, RequestId
-from wire.messages import Accepted, Attach, Cancel, ChoiceEnd, Finished, Rejected, Submit, Usage
+from wire.messages import Accepted, Attach, Cancel, ChoiceEnd, Finished, Rejected, Submit, TokenLogprob, Usage
 
 # A gateway whose connection was cut sends a Submit once more; this many are remembered to tell the second from a new
 # one.
@@ -56,8 +59,11 @@ class ResponseBook:
     def response_id_of(self, request_id: str) -> str:
         return request_id.rpartition("/")[0]
 
-    def submit(self, submit: Submit, received_at_us: int) -> list[Request]:
-        """The requests to hand to the engine; none for a Submit that has been here already."""
+    def submit(self, submit: Submit, received_at_us: int, constraints: Sequence[Constraint] = ()) -> list[Request]:
+        """The requests to hand to the engine; none for a Submit that has been here already.
+
+        ``constraints``: one for each choice, or none.
+        """
         key = (submit.response_id, submit.attempt)
         if key in self._remembered or submit.response_id in self._responses:
             return []
@@ -69,7 +75,8 @@ class ResponseBook:
             self._choices[choice.request_id] = choice
             self._num_matched += choice.matcher is not None
             self._feed_delivered(choice)
-        return [request_of(choice) for choice in response.choices]
+        pairs = itertools.zip_longest(response.choices, constraints)
+        return [request_of(choice, constraint) for choice, constraint in pairs]
 
     def _feed_delivered(self, choice: Choice) -> None:
         if choice.matcher is not None:
@@ -123,6 +130,12 @@ class ResponseBook:
             text = b"" if token_id in submit.stop_token_ids else self._token_bytes[token_id]
             if choice.matcher.push(text, may_stop=len(row.output_ids) + 1 >= submit.min_tokens):
                 yield row.request_id
+
+    def take_logprobs(self, plan: StepPlan, result: StepResult) -> None:
+        """Keep those of the tokens just drawn; ``digest`` of the same step brings the tokens."""
+        for row, logprob in zip(plan.rows, result.logprobs, strict=False):  # empty when no row asked
+            if logprob is not None:
+                self._choices[row.request_id].logprobs.append(cast("TokenLogprob", logprob))
 
     def digest(self, step: StepEvents, draft: StepDraft, now_us: int) -> list[RequestId]:
         """Turn a step's events into messages. Returns requests to cancel: siblings of a choice that was refused."""

@@ -1,44 +1,55 @@
-"""Next tokens from logits, batched over rows. Knows SamplingParameters; refuses to know models, plans and text.
+"""Next tokens from logits, batched over rows. Knows how a row is to be drawn; refuses to know models, plans and text.
 
-Random numbers come from no state at all: the noise of a row is a function of (seed, position, token id), so that a
-request draws the same tokens whatever batch, chunk, pause or machine it goes through.
+The order: penalties, bias, stops that are too early, grammar, temperature, top_k, top_p, min_p, the draw. The noise of
+a row is a function of (stream, position, token id), so that a request draws the same tokens whatever batch, chunk,
+pause or machine it goes through.
 """
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy
 import torch
 from torch import Tensor
 
+from gpu_worker.executor import DrawRules
+from gpu_worker.noise import GumbelNoise
 from wire.messages import SamplingParameters, TokenLogprob
 
-GREEDY = SamplingParameters(temperature=0.0)
+GREEDY = DrawRules(SamplingParameters(temperature=0.0))
+GREEDY_BELOW = 1e-5  # a colder row would leave the range of float32
 FIRST_CANDIDATES, MORE_CANDIDATES = 256, 4_096  # sorted for top_p; a whole row only when these hold too little of it
-NOISE_SIZE, NOISE_PIECE = 1 << 22, 1 << 18
-LONG_WORD = 0xFFFF_FFFF_FFFF_FFFF
+NOT_DRAWN = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
     """What a row needs for its next token. ``stream`` names the random stream: one per request, or per given seed."""
 
-    parameters: SamplingParameters
+    rules: DrawRules
     stream: int  # 64 bits
     output_ids: Sequence[int]
+    allowed: bytes | None = None  # what the grammar lets follow, a bit per token id; None: everything
 
     @property
     def position(self) -> int:
         return len(self.output_ids)
 
+    @property
+    def is_greedy(self) -> bool:
+        return self.rules.parameters.temperature < GREEDY_BELOW
+
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """Columns aligned with the draws. ``margins``: top logit less the second, empty unless asked for."""
+    """Columns aligned with the draws. ``token_ids``: NOT_DRAWN where a row's numbers are not finite.
+
+    ``margins``: top logit less the second, of the model's own logits; empty unless asked for.
+    """
 
     token_ids: list[int]
     logprobs: list[TokenLogprob | None]
@@ -54,50 +65,63 @@ def stream_of(parameters: SamplingParameters, request_id: str) -> int:
 class Sampler:
     """Always: the result of a row depends on its own logits and draw alone."""
 
-    def __init__(self, vocab_size: int) -> None:
-        self._vocab_size = vocab_size
-        self._noise = noise_table(max(NOISE_SIZE, 64 * vocab_size))
+    def __init__(self, vocab_size: int, device: torch.device | str = "cpu") -> None:
+        self._noise = GumbelNoise(vocab_size, device)
 
     def sample(self, logits: Tensor, draws: Sequence[Draw], *, with_margins: bool = False) -> Sampled:
-        """``logits`` [R, vocabulary], finite; overwritten."""
-        margins: list[float] = []
-        if with_margins:
-            best = logits.topk(2, dim=1).values
-            margins = (best[:, 0] - best[:, 1]).tolist()
-        logprob_of = [_logprobs(row, draw.parameters) for row, draw in zip(logits, draws, strict=True)]
+        """``logits`` [R, vocabulary], overwritten. Raises IndexError for a bias on a token that does not exist."""
+        margins = _margins(logits) if with_margins else []
+        asked = _Asked(logits, [draw.rules.parameters.num_top_logprobs for draw in draws])
         for row, draw in zip(logits, draws, strict=True):
             _bend(row, draw)
-            if draw.parameters.temperature > 0:
-                row.div_(draw.parameters.temperature)
-        cut_to_candidates(logits, [draw.parameters for draw in draws])
-        for row, draw in zip(logits, draws, strict=True):
-            if draw.parameters.temperature > 0:
-                row.add_(self._noise_of(draw))  # Gumbel's trick: the largest of log p + noise is a draw from p
-        token_ids = logits.max(dim=1).indices.tolist()  # several times as fast as argmax
-        logprobs = [of and of(token_id) for of, token_id in zip(logprob_of, token_ids, strict=True)]
-        return Sampled(token_ids, logprobs, margins)
-
-    def _noise_of(self, draw: Draw) -> Tensor:
-        """[vocabulary] of Gumbel noise: a window of the table that stream and position choose."""
-        start = _splitmix(draw.stream, draw.position) % (self._noise.numel() - self._vocab_size)
-        return self._noise[start : start + self._vocab_size]
+        drawn = [index for index, draw in enumerate(draws) if not draw.is_greedy]
+        if drawn:
+            _cool(logits, draws)
+            cut_to_candidates(logits, [GREEDY.parameters if d.is_greedy else d.rules.parameters for d in draws])
+        for index in drawn:  # Gumbel's trick: the largest of log p + noise is a draw from p
+            logits[index] += self._noise.window(draws[index].stream, draws[index].position)
+        best = logits.max(dim=1)  # several times as fast as argmax
+        token_ids = best.indices.masked_fill(~best.values.isfinite(), NOT_DRAWN).tolist()
+        return Sampled(token_ids, asked.logprobs(token_ids), margins)
 
 
-@functools.cache
-def noise_table(size: int) -> Tensor:
-    """Independent Gumbel variables, the same on every machine; hashing each token anew cost 20 times a window's price.
+class _Asked:
+    """Rows that want logprobs, as the model gave them. Always: a copy, so that bending the logits changes nothing."""
 
-    Two windows that overlap give one token the noise of *another*, so draws stay independent to the eye of any text.
-    """
-    pieces = (range(first, min(first + NOISE_PIECE, size)) for first in range(0, size, NOISE_PIECE))
-    return torch.cat([_gumbel(torch.arange(piece.start, piece.stop, dtype=torch.int32)) for piece in pieces])
+    def __init__(self, logits: Tensor, num_top: Sequence[int | None]) -> None:
+        self._num_top = num_top
+        self._rows = [index for index, count in enumerate(num_top) if count is not None]
+        if self._rows:
+            scores = logits[self._rows]
+            self._logprobs = scores.sub_(scores.logsumexp(dim=1, keepdim=True))
+
+    def logprobs(self, token_ids: Sequence[int]) -> list[TokenLogprob | None]:
+        """Aligned with all rows: None where not asked for, or nothing was drawn."""
+        found: list[TokenLogprob | None] = [None] * len(self._num_top)
+        if not self._rows:
+            return found
+        most = min(max(self._num_top[index] or 0 for index in self._rows), self._logprobs.shape[1])
+        best = self._logprobs.topk(most, dim=1)
+        chosen = torch.tensor([max(0, token_ids[index]) for index in self._rows], device=best.values.device)
+        own = self._logprobs.gather(1, chosen[:, None])[:, 0].tolist()
+        tops = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        for index, logprob, (top_ids, top_values) in zip(self._rows, own, tops, strict=True):
+            if token_ids[index] != NOT_DRAWN:
+                top = tuple(zip(top_ids, top_values, strict=True))[: self._num_top[index]]
+                found[index] = TokenLogprob(token_id=token_ids[index], logprob=logprob, top=top)
+        return found
 
 
-def _gumbel(counters: Tensor) -> Tensor:
-    bits = _mix(_mix(counters) + 1)
-    # 24 bits, at the middle of each step: small exponentials, which decide, are the finest; 1.0 must not appear
-    uniform = _shift(bits, 8).to(torch.float32).add_(0.5).mul_(2.0**-24).clamp_(max=1.0 - 2.0**-24)
-    return uniform.neg_().log1p_().neg_().log_().neg_()
+def _margins(logits: Tensor) -> list[float]:
+    best = logits.topk(2, dim=1).values
+    margins: list[float] = (best[:, 0] - best[:, 1]).tolist()
+    return margins
+
+
+def _cool(logits: Tensor, draws: Sequence[Draw]) -> None:
+    temperatures = [1.0 if draw.is_greedy else draw.rules.parameters.temperature for draw in draws]
+    if any(temperature != 1.0 for temperature in temperatures):
+        logits.div_(torch.tensor(temperatures, device=logits.device)[:, None])
 
 
 def cut_to_candidates(scores: Tensor, parameters: Sequence[SamplingParameters]) -> None:
@@ -125,11 +149,14 @@ def _threshold(scores: Tensor, parameters: Sequence[SamplingParameters], num_sor
     """The smallest score that stays, per row [R]; None when ``num_sorted`` candidates hold too little for a top_p."""
     vocab_size = scores.shape[1]
     best = scores.topk(num_sorted, dim=1).values
-    floor = best[:, 0] + torch.tensor([math.log(p.min_p) if p.min_p > 0 else -math.inf for p in parameters])
-    top_k = torch.tensor([min(p.top_k, vocab_size) for p in parameters])[:, None]
-    top_p = torch.tensor([p.top_p for p in parameters])[:, None]
+    device = scores.device
+    floor = best[:, 0] + torch.tensor(
+        [math.log(p.min_p) if p.min_p > 0 else -math.inf for p in parameters], device=device
+    )
+    top_k = torch.tensor([min(p.top_k, vocab_size) for p in parameters], device=device)[:, None]
+    top_p = torch.tensor([p.top_p for p in parameters], device=device)[:, None]
     smallest_of_k = torch.where(top_k > 0, best.gather(1, (top_k - 1).clamp_(min=0)), -torch.inf)
-    kept = best.masked_fill((top_k > 0) & (torch.arange(num_sorted) >= top_k), -torch.inf)
+    kept = best.masked_fill((top_k > 0) & (torch.arange(num_sorted, device=device) >= top_k), -torch.inf)
     total = torch.where(top_k > 0, kept.logsumexp(dim=1, keepdim=True), scores.logsumexp(dim=1, keepdim=True))
     probabilities = (kept - total).exp_()
     stays = probabilities.cumsum(dim=1) - probabilities < top_p
@@ -141,48 +168,32 @@ def _threshold(scores: Tensor, parameters: Sequence[SamplingParameters], num_sor
 
 
 def _bend(row: Tensor, draw: Draw) -> None:
-    """Penalties on tokens already in the output, then the client's bias, in place (OpenAI's and CTRL's formulas)."""
-    parameters = draw.parameters
-    penalised = parameters.presence_penalty or parameters.frequency_penalty or parameters.repetition_penalty != 1.0
-    if penalised and draw.output_ids:
-        seen, counts = torch.unique(torch.tensor(draw.output_ids), return_counts=True)
-        scores = row[seen]
-        repetition = parameters.repetition_penalty
-        scores = torch.where(scores > 0, scores / repetition, scores * repetition)
-        row[seen] = scores - parameters.presence_penalty - parameters.frequency_penalty * counts
+    """Everything that a row's own history and rules change, in place; most rows have none."""
+    rules, parameters = draw.rules, draw.rules.parameters
+    if parameters.repetition_penalty != 1.0:
+        _penalise_repetition(row, [*rules.prompt_token_ids, *draw.output_ids], parameters.repetition_penalty)
+    if (parameters.presence_penalty or parameters.frequency_penalty) and draw.output_ids:
+        seen, counts = torch.unique(torch.tensor(draw.output_ids, device=row.device), return_counts=True)
+        row[seen] -= parameters.presence_penalty + parameters.frequency_penalty * counts
     if parameters.logit_bias:
         token_ids, biases = zip(*parameters.logit_bias, strict=True)
-        row[list(token_ids)] += torch.tensor(biases)
+        if not 0 <= min(token_ids) <= max(token_ids) < row.shape[0]:  # on a GPU a wrong index ends the process
+            raise IndexError(f"logit_bias names token {max(token_ids)} of {row.shape[0]}")
+        row[list(token_ids)] += torch.tensor(biases, device=row.device)
+    if draw.allowed is not None:  # then the grammar alone says when a text may end
+        row.masked_fill_(_forbidden(draw.allowed, row.shape[0]).to(row.device), -torch.inf)
+    elif draw.position < rules.min_tokens and rules.stop_token_ids:
+        row[[token_id for token_id in rules.stop_token_ids if token_id < row.shape[0]]] = -torch.inf
 
 
-def _logprobs(row: Tensor, parameters: SamplingParameters) -> Callable[[int], TokenLogprob] | None:
-    """Of the model's own distribution, before penalties, bias and temperature; None where not asked for."""
-    if parameters.num_top_logprobs is None:
-        return None
-    logprobs = row.log_softmax(dim=0)
-    best = logprobs.topk(parameters.num_top_logprobs)
-    top = tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))
-    return lambda token_id: TokenLogprob(token_id=token_id, logprob=float(logprobs[token_id]), top=top)
+def _penalise_repetition(row: Tensor, token_ids: Sequence[int], penalty: float) -> None:
+    """Keskar and others 2019 (CTRL): a score above 0 is divided, one below is multiplied, each token once."""
+    seen = torch.unique(torch.tensor(token_ids, dtype=torch.int64, device=row.device))
+    scores = row[seen]
+    row[seen] = torch.where(scores > 0, scores / penalty, scores * penalty)
 
 
-def _splitmix(stream: int, position: int) -> int:
-    """64 bits out of a stream and a position: splitmix64 (Steele, Lea, Flood 2014)."""
-    mixed = (stream + (position + 1) * 0x9E37_79B9_7F4A_7C15) & LONG_WORD
-    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58_476D_1CE4_E5B9) & LONG_WORD
-    mixed = ((mixed ^ (mixed >> 27)) * 0x94D0_49BB_1331_11EB) & LONG_WORD
-    return mixed ^ (mixed >> 31)
-
-
-def _mix(words: Tensor) -> Tensor:
-    """lowbias32, a bijection of 32-bit words with little bias (Wellons, nullprogram.com/blog/2018/07/31)."""
-    words = words ^ _shift(words, 16)
-    words *= 0x7FEB_352D
-    words ^= _shift(words, 15)
-    words *= 0x846C_A68B - (1 << 32)  # as a signed word
-    words ^= _shift(words, 16)
-    return words
-
-
-def _shift(words: Tensor, count: int) -> Tensor:
-    """Logical shift to the right: torch's is arithmetic."""
-    return (words >> count).bitwise_and_((1 << (32 - count)) - 1)
+def _forbidden(allowed: bytes, size: int) -> Tensor:
+    """[size] of bool from a bit per token; a token beyond the bits is forbidden."""
+    bits = numpy.unpackbits(numpy.frombuffer(allowed, numpy.uint8), count=size, bitorder="little")
+    return torch.from_numpy(bits == 0)

@@ -6,7 +6,10 @@ from collections import defaultdict
 
 from gpu_worker.response import Choice
 from wire.bus import StepOutput
-from wire.messages import Accepted, Finished, Rejected, ToGateway, Tokens, Usage
+from wire.messages import Accepted, Finished, Rejected, ToGateway, TokenLogprob, Tokens, Usage
+
+Logprobs = tuple[TokenLogprob | None, ...]
+Row = tuple[str, int, int, int, tuple[int, ...], Logprobs | None]
 
 
 class StepDraft:
@@ -14,7 +17,7 @@ class StepDraft:
 
     def __init__(self) -> None:
         self._replies: defaultdict[str, list[ToGateway]] = defaultdict(list)
-        self._columns: defaultdict[str, list[tuple[str, int, int, int, tuple[int, ...]]]] = defaultdict(list)
+        self._columns: defaultdict[str, list[Row]] = defaultdict(list)
         self._finished: defaultdict[str, list[ToGateway]] = defaultdict(list)
         self.usages: list[Usage] = []
         self.outputs: dict[str, list[list[int]]] = {}
@@ -29,7 +32,9 @@ class StepDraft:
             return
         submit = response.submit
         token_ids = tuple(choice.token_ids[start:end])
-        self._columns[response.gateway_id].append((submit.response_id, submit.attempt, choice.index, start, token_ids))
+        logprobs = tuple(choice.logprobs[start:end]) if choice.logprobs else None
+        row = (submit.response_id, submit.attempt, choice.index, start, token_ids, logprobs)
+        self._columns[response.gateway_id].append(row)
         choice.num_sent = end
 
     def finish(self, gateway_id: str, message: Finished) -> None:
@@ -38,7 +43,7 @@ class StepDraft:
     def output(self, worker_id: str, epoch: int, step: int) -> StepOutput:
         to_gateways: dict[str, list[ToGateway]] = dict(self._replies)
         for gateway_id, rows in self._columns.items():
-            response_ids, attempts, choices, first_indexes, token_ids = zip(*rows, strict=True)
+            response_ids, attempts, choices, first_indexes, token_ids, logprobs = zip(*rows, strict=True)
             tokens = Tokens(
                 worker_id=worker_id,
                 epoch=epoch,
@@ -48,6 +53,7 @@ class StepDraft:
                 choices=choices,
                 first_indexes=first_indexes,
                 token_ids=token_ids,
+                logprobs=logprobs if any(logprobs) else (),
             )
             to_gateways.setdefault(gateway_id, []).append(tokens)
         for gateway_id, messages in self._finished.items():

@@ -11,12 +11,23 @@ from dataclasses import dataclass, field
 from scheduler_engine.policy import PolicySnapshot, PriorityClass
 
 PROTOCOL_VERSION = 1
+MAX_TOP_LOGPROBS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grammar:
+    """What an answer must look like: a JSON schema, a regular expression or a Lark grammar, by ``kind``."""
+
+    kind: str  # "json_object" | "json_schema" | "regex" | "lark"
+    source: str = ""  # empty for json_object
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParameters:
     """How tokens are drawn. ``temperature`` 0 is greedy. Seeded: the stream is a function of (seed, choice,
     position).
+
+    ``presence_penalty`` and ``frequency_penalty`` count the output, ``repetition_penalty`` prompt and output.
     """
 
     temperature: float = 1.0
@@ -28,7 +39,8 @@ class SamplingParameters:
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int | None = None
-    num_top_logprobs: int | None = None  # None: no logprobs asked
+    num_top_logprobs: int | None = None  # 0 to MAX_TOP_LOGPROBS; None: no logprobs asked
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,10 +54,10 @@ class Submit:
     priority_class: PriorityClass
     model: str
     prompt_token_ids: tuple[int, ...]
-    num_choices: int = 1
+    num_choices: int = 1  # siblings: one prompt in usage, the outputs of all
     sampling: SamplingParameters = field(default_factory=SamplingParameters)
     max_tokens: int = 512
-    min_tokens: int = 0
+    min_tokens: int = 0  # no stop token is drawn before so many tokens are there
     stop_token_ids: tuple[int, ...] = ()
     stop_strings: tuple[bytes, ...] = ()
     remaining_first_token_us: int | None = None
@@ -115,11 +127,16 @@ class Tokens:
     choices: tuple[int, ...]
     first_indexes: tuple[int, ...]
     token_ids: tuple[tuple[int, ...], ...]
-    logprobs: tuple[tuple[TokenLogprob, ...] | None, ...] = ()  # empty when no row asked
+    logprobs: tuple[tuple[TokenLogprob | None, ...] | None, ...] = ()  # empty when no row asked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLogprob:
+    """Of the model's own distribution, before penalties, bias, grammar and temperature. ``top``: the likeliest first.
+
+    A token that an earlier attempt delivered has none (None in its place).
+    """
+
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()

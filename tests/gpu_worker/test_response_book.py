@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from gpu_worker.executor import DrawRules
 from gpu_worker.response_book import ResponseBook
 from gpu_worker.simulated import BYTE_TOKENS
 from gpu_worker.step_draft import StepDraft
@@ -16,7 +18,18 @@ from scheduler_engine.plan import ScheduledRow, StepPlan, StepResult
 from scheduler_engine.policy import PriorityClass
 from scheduler_engine.request import RequestId
 from wire.bus import StepOutput
-from wire.messages import Accepted, Attach, Cancel, Finished, Rejected, SamplingParameters, Submit, Tokens, Usage
+from wire.messages import (
+    Accepted,
+    Attach,
+    Cancel,
+    Finished,
+    Rejected,
+    SamplingParameters,
+    Submit,
+    TokenLogprob,
+    Tokens,
+    Usage,
+)
 
 
 def submit(response_id: str = "r1", **changes: Any) -> Submit:
@@ -94,9 +107,18 @@ def test_a_submit_becomes_one_request_per_choice_with_a_stream_of_its_own(desk: 
     requests = desk.book.submit(submit(num_choices=3, sampling=sampling, max_tokens=9), received_at_us=0)
     assert [request.request_id for request in requests] == ["r1/0", "r1/1", "r1/2"]
     assert [request.max_tokens for request in requests] == [9, 9, 9]
-    seeds = {request.sampling.seed for request in requests}  # type: ignore[attr-defined]
-    assert len(seeds) == 3
-    assert requests[0].sampling == sampling
+    rules = [request.sampling for request in requests]
+    assert len({rule.parameters.seed for rule in rules if isinstance(rule, DrawRules)}) == 3
+    assert rules[0] == DrawRules(sampling)
+
+
+def test_what_a_draw_depends_on_goes_with_the_request(desk: Desk) -> None:
+    plain = submit(stop_token_ids=(9,), min_tokens=3, prompt_token_ids=(4, 2, 4))
+    (request,) = desk.book.submit(plain, 0)
+    assert request.sampling == DrawRules(plain.sampling, (), (9,), 3)
+    sampling = SamplingParameters(repetition_penalty=1.2)
+    (request,) = desk.book.submit(replace(plain, response_id="r2", sampling=sampling), 0)
+    assert request.sampling == DrawRules(sampling, (2, 4), (9,), 3)
 
 
 def test_a_submit_that_comes_twice_is_taken_once_even_after_its_end(desk: Desk) -> None:
@@ -257,6 +279,57 @@ def test_a_gateway_that_attaches_gets_the_tokens_from_its_index_on(desk: Desk) -
     (entry,) = output.to_gateways["g2"]
     assert (text_of(entry), entry.first_indexes) == ("llo!", (2,))
     assert "g1" not in output.to_gateways
+
+
+def logprob_of(character: str) -> TokenLogprob:
+    return TokenLogprob(token_id=ord(character), logprob=-ord(character) / 100)
+
+
+def draw_with_logprobs(desk: Desk, text: str) -> list[StepOutput]:
+    """One token per character for r1, none of them asked for by r2, which draws beside it."""
+    outputs = []
+    for character in text:
+        index = len(desk.book._choices[RequestId("r1/0")].token_ids)
+        rows = tuple(ScheduledRow(RequestId(name), [0], 0, [0], True, [], None) for name in ("r2/0", "r1/0"))
+        result = StepResult(1, 1, [ord("z"), ord(character)], logprobs=[None, logprob_of(character)])
+        plan = StepPlan(1, rows, (), (), 1, None)
+        desk.book.take_logprobs(plan, result)
+        desk.book.stopped(plan, result)
+        outputs.append(desk.digest(tokens=tokens(("r2/0", index, "z"), ("r1/0", index, character))))
+    return outputs
+
+
+def test_logprobs_travel_beside_their_tokens_also_when_these_are_held_back_or_sent_again(desk: Desk) -> None:
+    asking = SamplingParameters(num_top_logprobs=0)
+    desk.book.submit(submit("r1", sampling=asking, stop_strings=(b"END",)), 0)
+    desk.book.submit(submit("r2"), 0)
+    outputs = draw_with_logprobs(desk, "aENx")
+    entries = [entry for output in outputs for entry in output.to_gateways["g1"] if isinstance(entry, Tokens)]
+    told = [entry.logprobs for entry in entries]
+    assert told == [
+        (None, (logprob_of("a"),)),
+        (),  # nobody's logprobs: only r2 speaks
+        (),
+        (None, tuple(map(logprob_of, "ENx"))),
+    ]
+    desk.book.attach(Attach(response_id="r1", attempt=1, gateway_id="g2", from_index=2))
+    (again,) = desk.digest().to_gateways["g2"]
+    assert isinstance(again, Tokens)
+    assert again.logprobs == (tuple(map(logprob_of, "Nx")),)
+
+
+def test_a_token_that_an_earlier_attempt_delivered_has_no_logprob(desk: Desk) -> None:
+    asking = SamplingParameters(num_top_logprobs=0)
+    desk.book.submit(submit(attempt=2, sampling=asking, delivered_token_ids=(tuple(b"ab"),)), 0)
+    desk.book.submit(submit("r2"), 0)
+    (output,) = draw_with_logprobs(desk, "c")
+    (entry,) = output.to_gateways["g1"]
+    assert isinstance(entry, Tokens)
+    assert entry.logprobs == (None, (logprob_of("c"),))
+    desk.book.attach(Attach(response_id="r1", attempt=2, gateway_id="g2", from_index=1))
+    (again,) = desk.digest().to_gateways["g2"]
+    assert isinstance(again, Tokens)
+    assert again.logprobs == ((None, logprob_of("c")),)
 
 
 def test_a_lost_gateway_takes_only_its_own_responses_with_it(desk: Desk) -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from gpu_worker import sampling
-from gpu_worker.sampling import Draw, Sampler, cut_to_candidates, noise_table, stream_of
+from gpu_worker.executor import DrawRules
+from gpu_worker.noise import noise_table
+from gpu_worker.sampling import NOT_DRAWN, Draw, Sampler, cut_to_candidates, stream_of
 from wire.messages import SamplingParameters
 
 PROBABILITIES = torch.tensor([0.4, 0.3, 0.15, 0.1, 0.05])
@@ -17,7 +21,11 @@ LOGITS = PROBABILITIES.log()
 
 
 def draw(parameters: SamplingParameters, position: int = 0, request_id: str = "a") -> Draw:
-    return Draw(parameters, stream_of(parameters, request_id), range(position))
+    return Draw(DrawRules(parameters), stream_of(parameters, request_id), range(position))
+
+
+def after(parameters: SamplingParameters, output_ids: Sequence[int], **rules: Any) -> Draw:
+    return Draw(DrawRules(parameters, **rules), 0, output_ids)
 
 
 def sample(logits: Tensor, *draws: Draw) -> list[int]:
@@ -111,16 +119,68 @@ def test_a_flat_row_needs_more_candidates_than_are_sorted_at_first(monkeypatch: 
 def test_presence_and_frequency_penalties_count_the_output() -> None:
     parameters = SamplingParameters(temperature=0.0, presence_penalty=0.5, frequency_penalty=0.25)
     logits = torch.tensor([[2.0, 1.2, 1.0, 0.0]])
-    twice = Draw(parameters, 0, [0, 0])
+    twice = after(parameters, [0, 0])
     assert sample(logits, twice) == [1]  # 2.0 - 0.5 - 2 * 0.25 = 1.0
-    once = Draw(parameters, 0, [0])
+    once = after(parameters, [0])
     assert sample(logits, once) == [0]  # 2.0 - 0.5 - 0.25 = 1.25
 
 
 def test_repetition_penalty_divides_positive_and_multiplies_negative_logits() -> None:
     parameters = SamplingParameters(temperature=0.0, repetition_penalty=2.0)
-    assert sample(torch.tensor([[3.0, 2.0]]), Draw(parameters, 0, [0])) == [1]
-    assert sample(torch.tensor([[-1.0, -1.5]]), Draw(parameters, 0, [0])) == [1]
+    assert sample(torch.tensor([[3.0, 2.0]]), after(parameters, [0])) == [1]
+    assert sample(torch.tensor([[-1.0, -1.5]]), after(parameters, [0])) == [1]
+
+
+def test_repetition_penalty_counts_the_prompt_and_each_token_once() -> None:
+    parameters = SamplingParameters(temperature=0.0, repetition_penalty=1.5)
+    logits = torch.tensor([[2.9, 2.0, 1.5]])
+    assert sample(logits, after(parameters, [1])) == [0]
+    assert sample(logits, after(parameters, [], prompt_token_ids=(0,))) == [1]  # 2.9 / 1.5 < 2.0
+    assert sample(logits, after(parameters, [0, 0], prompt_token_ids=(0, 1))) == [0]  # 1.93, 1.33, 1.5
+
+
+def test_the_prompt_does_not_count_for_presence_and_frequency_penalties() -> None:
+    parameters = SamplingParameters(temperature=0.0, presence_penalty=2.0, frequency_penalty=2.0)
+    assert sample(torch.tensor([[2.0, 1.0]]), after(parameters, [], prompt_token_ids=(0,))) == [0]
+
+
+def test_no_stop_token_is_drawn_before_min_tokens_are_there() -> None:
+    logits = torch.tensor([[1.0, 5.0, 4.0]])
+    rules = {"stop_token_ids": (1, 2, 99), "min_tokens": 2}
+    for parameters in (SamplingParameters(temperature=0.0), SamplingParameters(temperature=0.01, seed=1)):
+        drawn = [sample(logits, after(parameters, [0] * num_output, **rules))[0] for num_output in range(4)]
+        assert drawn == [0, 0, 1, 1]
+
+
+def test_a_grammar_lets_only_its_tokens_follow_and_says_alone_when_to_stop() -> None:
+    logits = torch.tensor([[1.0, 5.0, 4.0, 3.0, 2.0, 1.0, 1.0, 1.0, 9.0]])
+    for parameters in (SamplingParameters(temperature=0.0), SamplingParameters(temperature=0.01, top_p=0.9, seed=1)):
+        rules = DrawRules(parameters, stop_token_ids=(2,), min_tokens=5)
+        assert sample(logits, Draw(rules, 0, [], bytes([0b1100, 0]))) == [2]
+        assert sample(logits, Draw(rules, 0, [], bytes([0b1000, 1]))) == [8]
+
+
+def test_where_nothing_may_follow_or_a_number_is_not_finite_only_that_row_draws_nothing() -> None:
+    fine = [1.0, 3.0, 2.0]
+    logits = torch.tensor([fine, [1.0, torch.nan, 0.0], fine, [torch.inf, 0.0, 0.0], fine])
+    for parameters in (SamplingParameters(temperature=0.0), SamplingParameters(temperature=0.001, top_p=0.5, seed=1)):
+        asking = replace(parameters, num_top_logprobs=1)
+        blocked = Draw(DrawRules(asking), 0, [], bytes([0]))
+        free = Draw(DrawRules(asking), 0, [])
+        sampled = Sampler(3).sample(logits.clone(), [free, free, blocked, free, free])
+        assert sampled.token_ids == [1, NOT_DRAWN, NOT_DRAWN, NOT_DRAWN, 1]
+        assert [logprob and logprob.token_id for logprob in sampled.logprobs] == [1, None, None, None, 1]
+
+
+def test_the_coldest_temperatures_are_greedy() -> None:
+    logits = torch.tensor([[30.0, 31.0, -30.0]])
+    assert sample(logits, draw(SamplingParameters(temperature=1e-40))) == [1]
+
+
+def test_a_bias_on_a_token_that_does_not_exist_is_refused_before_it_is_used() -> None:
+    for token_id in (-1, 3):
+        with pytest.raises(IndexError, match="logit_bias"):
+            sample(torch.zeros(1, 3), draw(SamplingParameters(logit_bias=((token_id, 1.0),))))
 
 
 def test_logit_bias_forces_and_forbids_tokens() -> None:
@@ -138,6 +198,23 @@ def test_logprobs_are_of_the_model_before_temperature_and_bias() -> None:
     assert logprob.logprob == pytest.approx(float(LOGITS[3]), abs=1e-5)
     assert [token_id for token_id, _ in logprob.top] == [0, 1]
     assert logprob.top[0][1] == pytest.approx(float(LOGITS[0]), abs=1e-5)
+
+
+def test_logprobs_of_a_row_do_not_depend_on_its_batch_and_each_row_gets_as_many_as_it_asked_for() -> None:
+    logits = torch.randn(4, 300, generator=torch.Generator().manual_seed(2))
+    asks = (None, 0, 20, 3)
+    draws = [draw(SamplingParameters(temperature=0.0, num_top_logprobs=count)) for count in asks]
+    together = Sampler(300).sample(logits.clone(), draws).logprobs
+    assert [None if logprob is None else len(logprob.top) for logprob in together] == [*asks]
+    for index in (1, 2, 3):
+        (alone,) = Sampler(300).sample(logits[index : index + 1].clone(), [draws[index]]).logprobs
+        assert alone == together[index]
+        assert alone is not None
+        expected = logits[index].double().log_softmax(dim=0)
+        assert alone.logprob == pytest.approx(float(expected.max()), abs=1e-5)
+        assert [value for _, value in alone.top] == pytest.approx(
+            expected.topk(len(alone.top)).values.tolist(), abs=1e-5
+        )
 
 
 def test_margins_are_the_distance_of_the_two_largest_logits() -> None:
