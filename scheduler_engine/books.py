@@ -36,6 +36,7 @@ def check_books(state: EngineState, draft: Draft | None) -> None:
     for queue in state.queues:
         queue.check_books()
     _check_places(state)
+    _check_waits(state)
 
 
 def _check_places(state: EngineState) -> None:
@@ -63,3 +64,14 @@ def _check_places(state: EngineState) -> None:
         )
         if suspended != state.num_suspended[rank]:
             raise BrokenBooks(f"class {rank.label}: {state.num_suspended[rank]} suspended, counted {suspended}")
+
+
+def _check_waits(state: EngineState) -> None:
+    """Each microsecond before the first start has one cause."""
+    journal = state.journal
+    for live in state.lives.values():
+        log = journal.waits.until(live.account, live.waits, journal.now_us)
+        until_us = journal.now_us if live.first_start_us is None else live.first_start_us
+        queued_us, waited_us = sum(log.queued.values()), until_us - live.arrival_us
+        if queued_us != waited_us or min((*log.queued.values(), *log.paused.values()), default=0) < 0:
+            raise BrokenBooks(f"{live.request_id} waited {waited_us} us, and its causes say {log.queued} {log.paused}")

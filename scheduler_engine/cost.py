@@ -78,6 +78,7 @@ class FittedCost:
         self._bytes_per_block = bytes_per_block
         self._decode_scale = _ONE
         self._prefill_scale = _ONE
+        self.version = 0  # of the factors: how often they were moved
         self._streak = 0  # steps in a row that were far longer (positive) or far shorter (negative) than predicted
         self.step_us = max(1, constants.base_ns // 1_000)  # moving average of step lengths
 
@@ -122,9 +123,11 @@ class FittedCost:
         self._note_streak(error_ns, duration_us * 1_000)
         most = _MOST_PER_STEP << min(_MOST_DOUBLINGS, max(0, abs(self._streak) - 1))
         squares = decode_ns * decode_ns + prefill_ns * prefill_ns
+        before = (self._decode_scale, self._prefill_scale)
         if squares:
             self._decode_scale = _moved(self._decode_scale, error_ns * decode_ns, squares, most)
             self._prefill_scale = _moved(self._prefill_scale, error_ns * prefill_ns, squares, most)
+        self.version += before != (self._decode_scale, self._prefill_scale)
         self.step_us = max(1, self.step_us + (duration_us - self.step_us) // 8)
 
     def _note_streak(self, error_ns: int, duration_ns: int) -> None:

@@ -10,6 +10,7 @@ from scheduler_engine.draft import Draft
 from scheduler_engine.events import Lever, Preempted, Resource
 from scheduler_engine.live import LiveRequest
 from scheduler_engine.preemption import Need, choose_victims, lower_classes
+from scheduler_engine.record import Cause
 from scheduler_engine.room import Room
 from scheduler_engine.state import EngineState
 
@@ -48,6 +49,7 @@ class DecodePlanner:
         held_before = running.step_held[rank]
         if cost.decode_ns(len(members), running.decode_tokens[rank]) <= room_ns:
             for live in held_before.values():
+                self._state.journal.served(live)
                 self._state.outbox.resumed.append(live.request_id)
             held_before.clear()
             return
@@ -58,6 +60,7 @@ class DecodePlanner:
             if room_ns >= 0 or keeps_one:
                 keeps_one = False
                 if held_before.pop(live.request_id, None) is not None:
+                    self._state.journal.served(live)
                     self._state.outbox.resumed.append(live.request_id)
                 continue
             self._sit_out(live)
@@ -70,6 +73,7 @@ class DecodePlanner:
 
     def _note_hold(self, live: LiveRequest) -> None:
         by = self._draft.first_token_by
+        self._state.journal.held(live, by)
         live.num_holds += 1
         self._state.running.step_held[live.rank][live.request_id] = live
         self._state.outbox.preempted.append(
@@ -92,8 +96,10 @@ class DecodePlanner:
             del edge[live.request_id]
             live.grown_step = self._draft.step
             self._state.set_next_check(live)
+            self._state.journal.served(live)
         for live in needy[num_served:]:
             self._sit_out(live)
+            self._state.journal.starved(live, Cause.MEMORY)
 
     def _needy(self, rank: int) -> list[LiveRequest]:
         step = self._draft.step

@@ -59,6 +59,7 @@ class Intake:
             reason, retry_after_us = refusal
             if retry_after_us is not None and reason is not RejectReason.DRAINING:
                 state.floors.note_shed(int(request.priority_class), state.now_us)
+            state.journal.refused(request, reason, arrival.arrival_us)
             state.outbox.rejected.append(Rejected(request.request_id, reason, retry_after_us))
             return
         live = self._live(arrival)
@@ -68,6 +69,7 @@ class Intake:
         position = state.queues[live.rank].num_waiting
         state.outbox.accepted.append(Accepted(live.request_id, position, estimate_us))
         state.lives[live.request_id] = live
+        state.journal.queued(live)
         state.enqueue(live)
         if live.total >= live.finish_total:  # an earlier attempt had delivered all of it
             state.finish(live, FinishReason.LENGTH, state.now_us)

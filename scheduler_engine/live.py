@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from scheduler_engine.events import Finished, FinishReason, RequestCounters
 from scheduler_engine.fairness import Account
 from scheduler_engine.request import Request
+from scheduler_engine.waits import WaitLog
 
 NEVER_US = 1 << 62
 
@@ -79,6 +80,7 @@ class LiveRequest:
         "swapped_blocks",
         "ticket",
         "total",
+        "waits",
     )
 
     def __init__(self, request: Request, account: Account, *, sequence_number: int, arrival_us: int) -> None:
@@ -128,6 +130,7 @@ class LiveRequest:
         self.recomputed_tokens = 0
         self.swapped_blocks = 0
         self.gpu_us = 0
+        self.waits = WaitLog()
 
     @property
     def order_key(self) -> tuple[int, int, int, int]:

@@ -15,6 +15,7 @@ from scheduler_engine.draft import Chunk, Draft
 from scheduler_engine.events import RejectReason
 from scheduler_engine.live import LiveRequest, State
 from scheduler_engine.policy import PriorityClass
+from scheduler_engine.record import Cause
 from scheduler_engine.room import Room
 from scheduler_engine.state import EngineState
 
@@ -71,12 +72,17 @@ class StepPlanner:
             draft.first_token_by = next((chunk.live for chunk in draft.chunks if chunk.live.rank == rank), None)
 
     def _grant_chunk(self, live: LiveRequest) -> None:
+        journal = self._state.journal
         if self._draft.holding[live.rank]:
+            journal.starved(live, Cause.STEP_TIME)
             return
         count = self._budget.chunk(live.rank, start=live.computed, rest=live.rest)
         if count:
             self._budget.grant_prefill(live.rank, start=live.computed, count=count)
             self._draft.chunks.append(Chunk(live, count))
+            journal.served(live)
+        else:
+            journal.starved(live, Cause.STEP_BUDGET)
 
     def _admit_heads(self, rank: int, heads: _HeadPass, *, below_service: int | None) -> None:
         """Let in heads of tenants served less than ``below_service``, fairest first.
@@ -97,6 +103,7 @@ class StepPlanner:
                 heads.is_over = True
             elif verdict is _Verdict.ADMITTED and blocked is not None:
                 blocked.bypasses += 1
+                self._state.journal.bypassed(blocked, live)
             elif verdict is _Verdict.BLOCKED:
                 heads.blocked = blocked or live
                 heads.is_over = len(heads.set_aside) == _MAX_BYPASS_TRIES or not self._room.has_slot(rank)
@@ -113,13 +120,16 @@ class StepPlanner:
         state, draft = self._state, self._draft
         rank = live.rank
         if live.suspended_step == draft.step or self._draft.holding[rank]:
+            state.journal.stopped(live, Cause.STEP_TIME if draft.holding[rank] else Cause.STEP_UNDER_WAY, draft)
             return _Verdict.STOP
         if live.state is State.ON_HOST and 0 <= draft.lowest_swapped_rank <= rank:
+            state.journal.stopped(live, Cause.COPY_TURN, draft)
             return _Verdict.STOP  # no copy in beside a copy out, except for a higher class
         is_decode = live.rest == 1 and live.computed > 0
         count = 1 if is_decode else self._budget.chunk(rank, start=live.computed, rest=live.rest)
         if not count or (is_decode and not self._decode_fits(live)):
             self._room.earmark(live)
+            state.journal.stopped(live, Cause.STEP_BUDGET, draft)
             return _Verdict.STOP
         if admission.is_late(state, live, count=count, granted_ns=self._budget.spent_ns):
             state.reject(live, RejectReason.LATE, admission.retry_after_us(state, live), draft.now_us)

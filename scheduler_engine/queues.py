@@ -70,6 +70,7 @@ class ClassQueue:
         self.waiting_us = 0
         self._lines: dict[Account, TenantLine] = {}
         self._num_versions = 0
+        self.line_changes: list[tuple[Account, bool]] = []  # out of the order (True) or back in it, for the journal
         self._heap: list[tuple[int, _Key, int, TenantLine]] = []
 
     def push(self, live: LiveRequest) -> None:
@@ -97,6 +98,7 @@ class ClassQueue:
         if new_head is not None:
             self._list(line, new_head)
         else:
+            self._park(line, False)
             del self._lines[live.account]
 
     def head(self) -> LiveRequest | None:
@@ -111,7 +113,7 @@ class ClassQueue:
             elif key[0] and line.account.at_concurrency:
                 heapq.heappop(heap)
                 self._unlist(line)
-                line.is_parked = True
+                self._park(line, True)
             else:
                 return line.head()
         return None
@@ -146,9 +148,14 @@ class ClassQueue:
         self._num_versions += 1
         line.version = self._num_versions
 
+    def _park(self, line: TenantLine, is_parked: bool) -> None:
+        if line.is_parked != is_parked:
+            line.is_parked = is_parked
+            self.line_changes.append((line.account, is_parked))
+
     def _list(self, line: TenantLine, head: LiveRequest) -> None:
         self._unlist(line)
-        line.is_parked = False
+        self._park(line, False)
         heapq.heappush(self._heap, (line.account.service, head.order_key, line.version, line))
 
     def check_books(self) -> None:

@@ -21,6 +21,7 @@ from scheduler_engine.preemption import (
     overserved_tenants,
     steps_until_free,
 )
+from scheduler_engine.record import Cause
 from scheduler_engine.state import EngineState
 
 _NOTHING = Need(0, 0)
@@ -45,6 +46,7 @@ class Room:
         self._draft = draft
         self._budget = budget
         self._earmarks: list[Earmark] = []
+        self._patient: LiveRequest | None = None  # a head that waits for natural ends although it could push out
         self._is_owed = [state.floors.in_debt(rank, draft.now_us) for rank in PriorityClass]
         owed, state.owed_head = state.owed_head, None
         if owed is not None and self._is_owed[owed.rank] and state.is_queued(owed):
@@ -119,7 +121,20 @@ class Room:
         if self._is_owed[live.rank]:
             self._state.owed_head = live
         self.earmark(live)
+        self._state.journal.blocked(live, self._why_blocked(live, need), need)
         return False
+
+    def _why_blocked(self, live: LiveRequest, need: Need) -> Cause:
+        state = self._state
+        if live.request_id in state.fences.values():
+            return Cause.COPY_FENCE
+        if self._patient is live:
+            return Cause.PATIENCE
+        if need == _NOTHING:
+            return Cause.HEADROOM
+        if state.running.num_slots_used >= state.slot_cap(live.rank):
+            return Cause.SLOTS
+        return Cause.MEMORY if self.blocks_needed(live) > state.device.num_free else Cause.EARMARK
 
     def earmark(self, live: LiveRequest) -> None:
         need = Need(0 if live.state is State.HELD else 1, self.blocks_needed(live))
@@ -136,7 +151,10 @@ class Room:
         if may_preempt and not peak_excess:  # lower classes are no part of its peak
             victims = choose_victims(state, need, lower_classes(state, head.rank))
             if victims is not None:
-                return None if self._is_worth_waiting(head, need, victims) else victims
+                if not self._is_worth_waiting(head, need, victims):
+                    return victims
+                self._patient = head
+                return None
         need = Need(need.slots, max(need.blocks, peak_excess))
         return choose_victims(state, need, overserved_tenants(state, head))
 

@@ -12,6 +12,7 @@ from scheduler_engine.cost import CostConstants, to_us
 from scheduler_engine.draft import Draft, Outbox
 from scheduler_engine.errors import BrokenBooks, Misuse
 from scheduler_engine.events import StepEvents
+from scheduler_engine.explain import Explanation, explain
 from scheduler_engine.intake import Arrival, Cancellation, Input, Intake
 from scheduler_engine.live import LiveRequest
 from scheduler_engine.load import EngineLoad
@@ -66,7 +67,7 @@ class Scheduler:
         if self._plan is not None:
             raise Misuse(f"step {self._plan.step} was planned and not applied")
         state = self._state
-        state.now_us = now_us
+        state.now_us = state.journal.now_us = now_us
         self._take_in(now_us)
         base_us = to_us(state.cost.base_ns)
         budget = StepBudget(state, first_token_hold_allowed=self._hold_allowance.covers(base_us))
@@ -85,6 +86,7 @@ class Scheduler:
             token_budget=budget.allowed_tokens,
             wake_at_us=self._wake_at_us(now_us),
         )
+        state.journal.close_plan(draft, self._plan, self._owners)
         return self._plan
 
     def apply_step(self, result: StepResult, now_us: int) -> StepEvents:
@@ -93,9 +95,11 @@ class Scheduler:
             raise Misuse("no step was planned")
         state = self._state
         check_result(state, self._plan, result)
+        state.journal.now_us = now_us
         events = Settlement(state, self._draft, self._plan, self._owners, now_us).settle(result)
         self._hold_allowance.earn(state.classes[PriorityClass.INTERACTIVE], result.duration_us)
         state.outbox = Outbox()
+        state.journal.close_step(state.step, result.duration_us)
         state.step += 1
         self._plan = self._draft = None
         self._owners = []
@@ -131,6 +135,20 @@ class Scheduler:
     def load(self, now_us: int) -> EngineLoad:
         """How busy the engine is, for the door and the boards. O(requests on the device and suspended)."""
         return measure(self._state, now_us)
+
+    def explain(self, request_id: RequestId) -> Explanation | None:
+        """Where the time of a live or recently ended request went; None for one that is not known (any more)."""
+        return explain(self._state, request_id)
+
+    @property
+    def digest(self) -> str:
+        """Of every plan and decision up to the step applied last, in hexadecimal."""
+        return self._state.journal.chain.digest.hex()
+
+    @property
+    def step_records(self) -> bytes:
+        """The decisions of the step applied last; ``record.unpack_all`` reads them."""
+        return self._state.journal.step_records
 
     def check_totals(self) -> None:
         """O(1) part of the books, for every step. Raises BrokenBooks."""

@@ -15,6 +15,7 @@ from scheduler_engine.draft import CopyCharge, Draft, Outbox
 from scheduler_engine.events import FinishReason, Lever, Preempted, Rejected, RejectReason, Resource
 from scheduler_engine.fairness import SERVICE_UNITS_PER_US, Account, FairnessAccountant
 from scheduler_engine.floors import Floors
+from scheduler_engine.journal import Journal
 from scheduler_engine.lengths import LengthHistory
 from scheduler_engine.live import LiveRequest, State
 from scheduler_engine.peak import PeakBook
@@ -52,6 +53,7 @@ class EngineState:
         self.draining = False
         self.step = 0
         self.now_us = 0  # of the plan being made
+        self.journal = Journal(self)
         self.set_policy(policy)
 
     def set_policy(self, policy: PolicySnapshot) -> None:
@@ -120,6 +122,7 @@ class EngineState:
         first.
         """
         self.queues[live.rank].remove(live)
+        is_first = live.state is State.WAITING
         was_held = live.state is State.HELD
         if was_held:
             self.running.remove(live)
@@ -127,7 +130,7 @@ class EngineState:
         live.block_table.extend(self.device.take(num_blocks))
         if live.state is State.ON_HOST:
             self._copy_in(live, draft)
-        if live.state is State.WAITING:
+        if is_first:
             live.account.num_started += 1
             if live.first_start_us is None:
                 live.first_start_us = draft.now_us
@@ -142,6 +145,7 @@ class EngineState:
         self.set_next_check(live)
         self.running.add(live, self.config.block_size)
         self.peak.add(live)
+        self.journal.started(live, is_first=is_first)
 
     def _copy_in(self, live: LiveRequest, draft: Draft) -> None:
         for device_block, host_block in zip(live.block_table, live.host_blocks, strict=False):
@@ -181,6 +185,7 @@ class EngineState:
                 live.num_recomputes += 1
                 self._drop(live)
         self.outbox.preempted.append(Preempted(live.request_id, lever, resource, None if by is None else by.request_id))
+        self.journal.preempted(live, lever, resource, by)
         if live.state is not State.SAVING:
             self.enqueue(live)
 
@@ -221,6 +226,7 @@ class EngineState:
             return
         live = self.lives[request_id]
         live.state = State.ON_HOST
+        self.journal.saved(live)
         self.enqueue(live)
 
     def fail_row(self, live: LiveRequest, draft: Draft) -> None:
@@ -233,12 +239,14 @@ class EngineState:
         self._release(live)
         if live.output_ids and reason in (FinishReason.STOP, FinishReason.LENGTH):
             self.lengths[live.rank].observe(len(live.output_ids))
+        self.journal.ended_as(live, reason)
         self.outbox.finished.append(live.finished(reason, now_us, detail))
 
     def reject(self, live: LiveRequest, reason: RejectReason, retry_after_us: int | None, now_us: int) -> None:
         """The end of one that never ran: uncharged, with a hint when to come back."""
         self._release(live)
         self.floors.note_shed(live.rank, now_us)
+        self.journal.ended_as(live, reason)
         self.outbox.rejected.append(Rejected(live.request_id, reason, retry_after_us))
 
     def _release(self, live: LiveRequest) -> None:
