@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from gpu_worker.clock import Clock, MonotonicClock
 from gpu_worker.config import MIB, ConfigError, WorkerConfig, parse, sized, starting_policy
 from gpu_worker.executor import Executor
+from gpu_worker.grammars import GrammarCompiler
 from gpu_worker.loop import WorkerLoop
 from gpu_worker.outage import say
 from gpu_worker.service import WorkerService
@@ -23,6 +24,7 @@ from scheduler_engine.policy import PolicySnapshot
 from scheduler_engine.scheduler import Scheduler
 from wire.bus import WorkerBus
 from wire.gguf_header import ModelFileError
+from wire.grammars import is_supported
 from wire.redis_bus import RedisWorkerBus
 from wire.vocabulary import load as load_vocabulary
 
@@ -39,6 +41,7 @@ class Device:
     cost: CostConstants
     model: str
     token_bytes: Sequence[bytes]
+    grammars: GrammarCompiler | None = None
 
 
 def open_device(config: WorkerConfig, clock: Clock) -> Device:
@@ -59,7 +62,10 @@ def open_device(config: WorkerConfig, clock: Clock) -> Device:
         threads=config.threads or 0,
     )
     engine = engine_config(executor.shape, config.slots or config.device.num_slots)
-    return Device(executor, engine, executor.calibrate(), vocabulary.name, vocabulary.token_bytes)
+    grammars = None
+    if is_supported() and vocabulary.stop_token_ids:
+        grammars = GrammarCompiler(vocabulary.token_bytes, vocabulary.stop_token_ids)
+    return Device(executor, engine, executor.calibrate(), vocabulary.name, vocabulary.token_bytes, grammars)
 
 
 def _simulated_device(config: WorkerConfig, clock: Clock, vocabulary: Vocabulary | None) -> Device:
@@ -90,6 +96,7 @@ def build_service(
             token_bytes=device.token_bytes,
             telemetry=Telemetry(),
             policy_version=policy.version,
+            grammars=device.grammars,
         )
 
     def on_ready(epoch: int) -> None:

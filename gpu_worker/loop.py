@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
+from gpu_worker.anteroom import LOOK_AGAIN_US, Anteroom, Guest
 from gpu_worker.clock import Clock
 from gpu_worker.executor import Executor
+from gpu_worker.grammars import GrammarCompiler
 from gpu_worker.response_book import ResponseBook
 from gpu_worker.step_draft import StepDraft
 from gpu_worker.telemetry import Telemetry, WorkerIdentity
+from scheduler_engine import events
 from scheduler_engine.errors import EngineError
+from scheduler_engine.events import RejectReason
 from scheduler_engine.plan import StepPlan, StepResult
 from scheduler_engine.request import RequestId
 from scheduler_engine.scheduler import Scheduler
@@ -50,6 +54,7 @@ class WorkerLoop:
         token_bytes: Sequence[bytes],
         telemetry: Telemetry,
         policy_version: int = 0,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         self.identity = identity
         self.is_draining = False
@@ -59,21 +64,26 @@ class WorkerLoop:
         self._telemetry = telemetry
         self._policy_version = policy_version
         self._book = ResponseBook(telemetry, token_bytes, executor.shape.bytes_per_block)
+        self._anteroom = Anteroom(grammars)
+        self._refused: list[events.Rejected] = []
         self._plans: deque[StepPlan] = deque(maxlen=NUM_PLANS_KEPT)
 
     @property
     def has_work(self) -> bool:
-        return bool(len(self._book))
+        return bool(len(self._book) or len(self._anteroom))
 
     def take_in(self, message: ToWorker, received_at_us: int) -> None:
         """Note what the message asks; it takes effect in the next turn."""
         match message:
+            case Submit() if message.sampling.grammar is not None:
+                self._anteroom.enter(message, received_at_us)
             case Submit():
-                for request in self._book.submit(message, received_at_us):
-                    self._scheduler.submit(request, received_at_us)
+                self._let_in(Guest(message, received_at_us, None))
             case Cancel():
+                self._let_in(*self._anteroom.leave(message.response_id, message.attempt))
                 self._cancel(self._book.cancel(message), message.reason)
             case Attach():
+                self._anteroom.attach(message)
                 self._book.attach(message)
             case PolicyChanged(snapshot=snapshot):
                 self._policy_version = snapshot.version
@@ -81,8 +91,17 @@ class WorkerLoop:
             case _:
                 assert_never(message)
 
+    def _let_in(self, *guests: Guest) -> None:
+        for guest in guests:
+            for request in self._book.submit(guest.submit, guest.received_at_us, guest.constraints):
+                if guest.is_refused:
+                    self._refused.append(events.Rejected(request.request_id, RejectReason.GRAMMAR, None))
+                else:
+                    self._scheduler.submit(request, guest.received_at_us)
+
     def lose_gateway(self, gateway_id: str) -> None:
         """Cancel all that a gateway owned: nobody is left to read it."""
+        self._let_in(*self._anteroom.leave_of_gateway(gateway_id))
         self._cancel(self._book.cancel_of_gateway(gateway_id), "gateway_lost")
 
     def drain(self) -> None:
@@ -92,6 +111,7 @@ class WorkerLoop:
 
     def give_up(self) -> None:
         """End everything as the platform's failure: the time to drain is over."""
+        self._let_in(*self._anteroom.leave_all())
         self._cancel(self._book.cancel_all("draining"), "draining")
 
     def _cancel(self, request_ids: Sequence[RequestId], reason: str) -> None:
@@ -100,16 +120,26 @@ class WorkerLoop:
 
     def turn(self) -> Turn:
         """One step from plan to output. Blocks as long as the executor does."""
+        self._let_in(*self._anteroom.ready(self._clock.now_us()))
         plan = self._scheduler.plan_step(self._clock.now_us())
         result = self._execute(plan)
         now_us = self._clock.now_us()
-        events = self._scheduler.apply_step(result, now_us)
+        step = self._scheduler.apply_step(result, now_us)
+        if self._refused:
+            step = dataclasses.replace(step, rejected=(*step.rejected, *self._refused))
+            self._refused.clear()
         draft = StepDraft()
-        self._cancel(self._book.digest(events, draft, now_us), "sibling_refused")
-        for finished in events.finished:
+        self._cancel(self._book.digest(step, draft, now_us), "sibling_refused")
+        for finished in step.finished:
             self._executor.forget(finished.request_id)
         output = draft.output(self.identity.worker_id, self.identity.epoch, plan.step)
-        return Turn(output, is_idle=plan.is_empty and output.is_empty, wake_at_us=plan.wake_at_us)
+        return Turn(output, is_idle=plan.is_empty and output.is_empty, wake_at_us=self._wake_at_us(plan, now_us))
+
+    def _wake_at_us(self, plan: StepPlan, now_us: int) -> int | None:
+        moments = [] if plan.wake_at_us is None else [plan.wake_at_us]
+        if len(self._anteroom):
+            moments.append(now_us + LOOK_AGAIN_US)
+        return min(moments, default=None)
 
     def _execute(self, plan: StepPlan) -> StepResult:
         if plan.is_empty:
@@ -122,7 +152,9 @@ class WorkerLoop:
 
     def gateways(self) -> dict[str, int]:
         """Gateways that own responses here, and how many."""
-        return self._book.gateways()
+        counts = Counter(self._book.gateways())
+        counts.update(self._anteroom.gateways())
+        return counts
 
     def check_totals(self) -> None:
         """The part of the books that costs nothing, for every step. Raises BrokenBooks."""

@@ -30,6 +30,7 @@ class RejectReason(enum.StrEnum):
     DRAINING = "draining"
     NOT_ALLOWED = "not_allowed"
     DUPLICATE = "duplicate"
+    GRAMMAR = "grammar"  # said by the worker, never by the engine: what the answer must look like is no grammar
 
 
 class Lever(enum.StrEnum):

@@ -163,33 +163,35 @@ def invalid(reason: Reason, message: str, param: str | None = None) -> InvalidRe
     return InvalidRequest(Refusal(reason=reason, message=message, param=param))
 
 
+_REJECTS: dict[str, tuple[Reason, str]] = {
+    RejectReason.NEVER_FITS: (Reason.CONTEXT_LENGTH, "The request needs more cache memory than the device has."),
+    RejectReason.CONTEXT_LENGTH: (
+        Reason.CONTEXT_LENGTH,
+        "Prompt and max_tokens together exceed the model's context length.",
+    ),
+    RejectReason.LATE: (Reason.DEADLINE, "The deadline cannot be met now; nothing was charged."),
+    RejectReason.QUEUE_WAIT: (
+        Reason.QUEUE_WAIT,
+        "The request waited as long as it was allowed to; nothing was charged.",
+    ),
+    RejectReason.CLASS_CLOSED: (Reason.OVERLOADED, "Class {label} takes no new work now; nothing was charged."),
+    RejectReason.DRAINING: (Reason.OVERLOADED, "The worker is going away; please send the request again."),
+    RejectReason.NOT_ALLOWED: (Reason.CLASS_NOT_ALLOWED, "Class {label} is not granted to this tenant."),
+    RejectReason.GRAMMAR: (
+        Reason.INVALID_VALUE,
+        "The format asked for cannot be compiled into a grammar here, or not in time; nothing was charged.",
+    ),
+}
+_PARAM: dict[str, str] = {RejectReason.GRAMMAR: "response_format"}
+
+
 def from_reject(reason: str, priority_class: PriorityClass, retry_after_us: int | None) -> Refusal:
     """What the engine's reject reason means at the door. The batch class is refused with 429, the others with 503."""
-
-    def refusal(kind: Reason, message: str) -> Refusal:
-        if kind in _SHORT_OF_CAPACITY and priority_class is PriorityClass.BATCH:
-            kind = Reason.CAPACITY
-        return Refusal(reason=kind, message=message, retry_after_us=retry_after_us)
-
-    match reason:
-        case RejectReason.NEVER_FITS:
-            return refusal(Reason.CONTEXT_LENGTH, "The request needs more cache memory than the device has.")
-        case RejectReason.CONTEXT_LENGTH:
-            return refusal(Reason.CONTEXT_LENGTH, "Prompt and max_tokens together exceed the model's context length.")
-        case RejectReason.LATE:
-            return refusal(Reason.DEADLINE, "The deadline cannot be met now; nothing was charged.")
-        case RejectReason.QUEUE_WAIT:
-            return refusal(Reason.QUEUE_WAIT, "The request waited as long as it was allowed to; nothing was charged.")
-        case RejectReason.CLASS_CLOSED:
-            return refusal(
-                Reason.OVERLOADED, f"Class {priority_class.label} takes no new work now; nothing was charged."
-            )
-        case RejectReason.DRAINING:
-            return refusal(Reason.OVERLOADED, "The worker is going away; please send the request again.")
-        case RejectReason.NOT_ALLOWED:
-            return refusal(Reason.CLASS_NOT_ALLOWED, f"Class {priority_class.label} is not granted to this tenant.")
-        case _:
-            return refusal(Reason.INTERNAL, "The worker refused the request.")
+    kind, words = _REJECTS.get(reason, (Reason.INTERNAL, "The worker refused the request."))
+    if kind in _SHORT_OF_CAPACITY and priority_class is PriorityClass.BATCH:
+        kind = Reason.CAPACITY
+    message = words.format(label=priority_class.label)
+    return Refusal(reason=kind, message=message, param=_PARAM.get(reason), retry_after_us=retry_after_us)
 
 
 _SHORT_OF_CAPACITY = frozenset({Reason.OVERLOADED, Reason.DEADLINE, Reason.QUEUE_WAIT})

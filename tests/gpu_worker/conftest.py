@@ -20,7 +20,14 @@ class SmallWorker:
     """Builds loops and submits. Always: text of an executor with alphabet "a" is a row of a's."""
 
     def loop(
-        self, clock: Clock, *, epoch: int = 1, alphabet: str = "abc", scale: float = 1.0, executor: Any = None
+        self,
+        clock: Clock,
+        *,
+        epoch: int = 1,
+        alphabet: str = "abc",
+        scale: float = 1.0,
+        executor: Any = None,
+        grammars: Any = None,
     ) -> WorkerLoop:
         device = DEVICES["toy"]
         letters: Sequence[int] = alphabet.encode()
@@ -32,6 +39,7 @@ class SmallWorker:
             token_bytes=BYTE_TOKENS,
             telemetry=Telemetry(),
             policy_version=1,
+            grammars=grammars,
         )
 
     def submit(self, response_id: str = "r1", **changes: Any) -> Submit:

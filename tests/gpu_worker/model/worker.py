@@ -7,7 +7,7 @@ from typing import Any
 from gpu_worker.clock import MonotonicClock
 from gpu_worker.loop import WorkerLoop
 from gpu_worker.model_executor import ModelExecutor
-from gpu_worker.simulated import engine_config
+from gpu_worker.simulated import BYTE_TOKENS, engine_config
 from gpu_worker.telemetry import Telemetry, WorkerIdentity
 from scheduler_engine.cost import CostConstants
 from scheduler_engine.policy import PolicySnapshot, PriorityClass, cpu_classes
@@ -39,7 +39,7 @@ class ModelWorker:
             ),
             executor=executor,
             clock=self.clock,
-            token_bytes=[bytes([token_id % 256]) for token_id in range(259)],
+            token_bytes=BYTE_TOKENS,
             telemetry=Telemetry(),
             **options,
         )
