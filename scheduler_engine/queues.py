@@ -139,6 +139,10 @@ class ClassQueue:
         line = self._lines.get(account)
         return 0 if line is None else line.waiting_us
 
+    def accounts(self) -> list[Account]:
+        """Tenants with somebody who waits and whom no cap of their own holds back."""
+        return [line.account for line in self._lines.values() if not line.is_parked]
+
     def waiting(self) -> list[LiveRequest]:
         """All of them, tenant by tenant. O(n): for books and boards."""
         return [live for line in self._lines.values() for live in line.waiting()]

@@ -13,6 +13,7 @@ from scheduler_engine.draft import Draft, Outbox
 from scheduler_engine.errors import BrokenBooks, Misuse
 from scheduler_engine.events import StepEvents
 from scheduler_engine.explain import Explanation, explain
+from scheduler_engine.fairness import SERVICE_UNITS_PER_US
 from scheduler_engine.intake import Arrival, Cancellation, Input, Intake
 from scheduler_engine.live import LiveRequest
 from scheduler_engine.load import EngineLoad
@@ -149,6 +150,17 @@ class Scheduler:
     def step_records(self) -> bytes:
         """The decisions of the step applied last; ``record.unpack_all`` reads them."""
         return self._state.journal.step_records
+
+    def waiting_services(self, priority_class: PriorityClass) -> list[tuple[str, int]]:
+        """(tenant, device time charged over weight, in microseconds) of those with somebody waiting in the class and
+        no cap of their own reached: what fairness compares.
+        """
+        accounts = self._state.queues[priority_class].accounts()
+        return [(account.tenant_id, account.service // SERVICE_UNITS_PER_US) for account in accounts]
+
+    def charges_us(self) -> dict[tuple[PriorityClass, str], int]:
+        """Device time charged to each tenant in each class. O(tenants)."""
+        return {(a.priority_class, a.tenant_id): a.charged_us for a in self._state.accountant}
 
     def check_totals(self) -> None:
         """O(1) part of the books, for every step. Raises BrokenBooks."""

@@ -1,4 +1,4 @@
-"""``python -m gpu_worker`` and ``python -m gpu_worker.simulate`` as an operator meets them."""
+"""``python -m gpu_worker`` as an operator meets it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,9 @@ from typing import IO, Any
 import pytest
 
 from gateway.embedded import EmbeddedValkey, running
-from gpu_worker import simulate
 from gpu_worker.__main__ import main
 from gpu_worker.config import ConfigError, parse, sized, starting_policy
-from gpu_worker.simulated import DEVICES
-from gpu_worker.stories import STORIES, Arrival, flood
-from scheduler_engine.policy import PolicySnapshot, PriorityClass, cpu_classes, gpu_classes, snapshot_to_dict
+from scheduler_engine.policy import PolicySnapshot, cpu_classes, gpu_classes, snapshot_to_dict
 from wire.bus import BusError
 from wire.messages import Finished, Tokens, Usage
 from wire.redis_bus import RedisGatewayBus, RedisUsageReader
@@ -211,61 +208,3 @@ def test_a_policy_file_that_cannot_be_is_refused_with_its_name(tmp_path: Path, t
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"policy\.json"):
         starting_policy(path, gpu_classes())
-
-
-def small_flood(seed: int) -> list[Arrival]:
-    """The first 200 long prompts and a minute of chats."""
-    arrivals = flood(seed)
-    bulk = [arrival for arrival in arrivals if arrival.submit.tenant_id == "bulk"][:200]
-    chats = [arrival for arrival in arrivals if 0 < arrival.at_us < 60_000_000]
-    return sorted(bulk + chats, key=lambda arrival: arrival.at_us)
-
-
-def test_chats_are_answered_at_once_in_a_flood_and_nothing_is_computed_twice() -> None:
-    arrivals = small_flood(1)
-    outcome = simulate.Simulation(DEVICES["h200-8b"], arrivals).run()
-    result = simulate.report(outcome, story="flood", device="h200-8b", seed=1)
-    assert result["classes"]["interactive"]["ttft_ms"]["p99"] < 500
-    assert result["recomputed_tokens"] == 0
-    ended = sum(row["completed"] + row["shed"] for row in result["classes"].values())
-    assert ended == len(arrivals) == len(outcome.usages)
-    assert result["classes"]["batch"]["completed"] == 200
-
-
-def test_a_simulation_repeats_to_the_token_for_the_same_seed() -> None:
-    first, second = (simulate.Simulation(DEVICES["h200-8b"], small_flood(3)).run() for _ in range(2))
-    assert first.observer.classes == second.observer.classes
-    assert first.virtual_us == second.virtual_us
-
-
-def test_gpu_time_charged_to_tenants_is_the_time_the_device_was_busy() -> None:
-    simulation = simulate.Simulation(DEVICES["toy"], small_flood(1)[190:260])
-    outcome = simulation.run()
-    busy_us = sum(duration_us * count for duration_us, count in outcome.step_us.items())
-    assert sum(usage.counters.gpu_us for usage in outcome.usages) == busy_us
-    assert simulation.scheduler.load(0).busy_us == busy_us
-
-
-def test_the_simulator_prints_a_table_and_ends_with_one_json_line(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(STORIES, "flood", small_flood)
-    assert simulate.main(["--story", "flood", "--seed", "2", "--json"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert any(line.startswith("interactive") for line in lines)
-    result = json.loads(lines[-1])
-    assert result["books_balanced"]
-    assert set(result["classes"]["batch"]["ttft_ms"]) == {"p50", "p95", "p99", "max"}
-    assert set(result["tenants"]) == {"aurora", "bulk", "nova"}
-
-
-def test_an_unknown_story_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        simulate.main(["--story", "fairy-tale"])
-    assert "fairy-tale" in capsys.readouterr().err
-
-
-def test_classes_without_requests_are_not_reported() -> None:
-    outcome = simulate.Simulation(DEVICES["toy"], []).run()
-    assert simulate.report(outcome, story="none", device="toy", seed=0)["classes"] == {}
-    assert outcome.observer.classes[PriorityClass.BATCH].requests == 0

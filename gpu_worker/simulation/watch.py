@@ -1,0 +1,131 @@
+"""What a device did, step by step, seen between loop and executor: plans, tokens, tenants. Changes nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Protocol
+
+from gpu_worker.clock import Clock
+from gpu_worker.executor import Executor
+from gpu_worker.simulation.traffic import SECOND_US
+from scheduler_engine.plan import StepPlan, StepResult
+from scheduler_engine.policy import ClassPolicy, PriorityClass
+from scheduler_engine.request import RequestId
+from scheduler_engine.scheduler import Scheduler
+
+
+class Watcher(Protocol):
+    """Is told of every step that an executor did."""
+
+    def step(self, plan: StepPlan, result: StepResult, started_us: int) -> None: ...
+
+
+class WatchedExecutor:
+    """An executor, and watchers that are told of each of its steps. Always: plans and results pass unchanged."""
+
+    def __init__(self, executor: Executor, clock: Clock, watchers: list[Watcher]) -> None:
+        self.shape = executor.shape
+        self._executor = executor
+        self._clock = clock
+        self._watchers = watchers
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        started_us = self._clock.now_us()
+        result = self._executor.execute(plan)
+        for watcher in self._watchers:
+            watcher.step(plan, result, started_us)
+        return result
+
+    def forget(self, request_id: RequestId) -> None:
+        self._executor.forget(request_id)
+
+    def close(self) -> None:
+        self._executor.close()
+
+
+@dataclass(slots=True)
+class Second:
+    """One second of the device, in which a step counts as a whole if it began there."""
+
+    busy_us: int = 0
+    steps: int = 0
+    decodes: Counter[PriorityClass] = field(default_factory=Counter)  # rows, summed over steps
+    prefill: Counter[PriorityClass] = field(default_factory=Counter)  # tokens, with those computed again
+    progress: Counter[PriorityClass] = field(default_factory=Counter)  # tokens computed for the first time
+
+
+class Timeline:
+    """Seconds of a run, and the lengths of its steps. Always: the steps of all seconds are those of ``step_us``."""
+
+    def __init__(self, class_of: Mapping[RequestId, PriorityClass]) -> None:
+        self.seconds: dict[int, Second] = {}
+        self.step_us: Counter[int] = Counter()
+        self._class_of = class_of
+        self._computed: dict[RequestId, int] = {}
+
+    def step(self, plan: StepPlan, result: StepResult, started_us: int) -> None:
+        second = self.seconds.setdefault(started_us // SECOND_US, Second())
+        second.busy_us += result.duration_us
+        second.steps += 1
+        self.step_us[result.duration_us] += 1
+        class_of, computed = self._class_of, self._computed
+        decodes, prefill, progress = second.decodes, second.prefill, second.progress
+        for row in plan.rows:
+            request_id, count = row.request_id, len(row.token_ids)
+            priority_class, end = class_of[request_id], row.start + count
+            if count == 1:
+                decodes[priority_class] += 1
+            else:
+                prefill[priority_class] += count
+            before = computed.get(request_id, 0)
+            if end > before:
+                computed[request_id] = end
+                progress[priority_class] += end - before
+
+    def progress(self, priority_class: PriorityClass, from_us: int, until_us: int) -> int:
+        """Tokens computed for the first time, prompt and output, in steps begun in seconds of ``[from, until)``."""
+        return sum(
+            second.progress[priority_class]
+            for number, second in self.seconds.items()
+            if from_us <= number * SECOND_US < until_us
+        )
+
+
+class FairnessGap:
+    """How far service of two tenants of a class drifts apart while both have somebody waiting.
+
+    Always: ``largest_us[class]`` is the largest difference, over any stretch of time in which two tenants waited
+    without a break, between what the one and the other were charged in it, each divided by its weight.
+    """
+
+    def __init__(self) -> None:
+        self.largest_us = dict.fromkeys(PriorityClass, 0)
+        self._drifts: dict[PriorityClass, dict[tuple[str, str], tuple[int, int]]] = {
+            priority_class: {} for priority_class in PriorityClass
+        }
+
+    def look(self, scheduler: Scheduler) -> None:
+        """Between two steps. O(tenants waiting, squared)."""
+        for priority_class in PriorityClass:
+            services = scheduler.waiting_services(priority_class)
+            before = self._drifts[priority_class]
+            if len(services) < 2:
+                before.clear()
+                continue
+            self._drifts[priority_class] = drifts = {}
+            for (one, one_us), (other, other_us) in combinations(sorted(services), 2):
+                apart_us = one_us - other_us
+                least_us, most_us = before.get((one, other), (apart_us, apart_us))
+                drifts[one, other] = least_us, most_us = min(least_us, apart_us), max(most_us, apart_us)
+                self.largest_us[priority_class] = max(self.largest_us[priority_class], most_us - least_us)
+
+
+def gap_bound_us(policy: ClassPolicy, *, num_slots: int, longest_step_us: int, least_weight: int = 1) -> int:
+    """What the gap cannot pass (docs/scheduling.md): twice B + (quantum + slots + 1) steps of the longest kind, where
+    one head a step may push out a tenant of its own class.
+    """
+    drain_us = (policy.quantum_steps + num_slots + 1) * longest_step_us // least_weight
+    return 2 * (policy.fairness_gap_ms * 1_000 + drain_us)
