@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import replace
 from typing import Any
 
 from django import forms
 from django.contrib import admin, messages
+from django.core.exceptions import PermissionDenied, ValidationError
 from django.db.models import QuerySet
-from django.http import HttpRequest
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404
+from django.urls import path, reverse
+from django.utils.html import format_html_join
 
-from billing import selectors, services
-from billing.models import EngineCount, LedgerAlert, LedgerEntry, Price, Rollup, UsageRequest
+from billing import documents, selectors, services
+from billing.models import EngineCount, LedgerAlert, LedgerEntry, Price, Rollup, Statement, UsageRequest
 from tenants.admin import KeepRows, ReadOnly, actor_of
 from tenants.models import Tenant
 
@@ -68,6 +73,33 @@ class UsageRequestAdmin(OfTenants):
     search_fields = ["id"]
 
 
+class CorrectionForm(forms.ModelForm):  # type: ignore[type-arg]
+    """The two entries that people write: an adjustment names its operation, a credit its tenant."""
+
+    operation_id = forms.UUIDField(required=False, help_text="whose charge is repaired; empty for a credit")
+    tenant = forms.ModelChoiceField(Tenant.objects.all(), required=False, help_text="whom a credit is for")
+    amount_micros = forms.IntegerField(help_text="an adjustment above 0 is charged; a credit is above 0 always")
+    reason = forms.CharField(max_length=120)
+
+    class Meta:
+        model = LedgerEntry
+        fields = ("operation_id", "tenant", "amount_micros", "reason")
+
+    def clean(self) -> dict[str, Any]:
+        found = super().clean() or {}
+        operation_id, tenant, amount = (found.get(name) for name in ("operation_id", "tenant", "amount_micros"))
+        if bool(operation_id) == bool(tenant):
+            raise ValidationError("Name an operation (to adjust its charge) or a tenant (to give a credit), not both.")
+        if operation_id and not LedgerEntry.objects.filter(operation_id=operation_id).exists():
+            self.add_error("operation_id", "The ledger knows no such operation.")
+        if amount == 0 or (tenant and amount is not None and amount < 0):
+            self.add_error("amount_micros", "An adjustment is not 0; a credit is above 0.")
+        return found
+
+    def _post_clean(self) -> None:
+        """The entry is the service's to make and to check; here it is no model instance yet."""
+
+
 @admin.register(LedgerEntry)
 class LedgerEntryAdmin(OfTenants):
     list_display = [
@@ -77,6 +109,22 @@ class LedgerEntryAdmin(OfTenants):
     list_filter = ["kind", "tenant"]
     show_full_result_count = False
     search_fields = ["operation_id"]
+    form = CorrectionForm
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return super(ReadOnly, self).has_add_permission(request)
+
+    def save_model(self, request: HttpRequest, obj: LedgerEntry, form: CorrectionForm, change: bool) -> None:
+        data, actor = form.cleaned_data, actor_of(request)
+        amount, reason = data["amount_micros"], data["reason"]
+        if data["tenant"]:
+            tenant_id = data["tenant"].pk
+            made = services.credit(actor=actor, tenant_id=tenant_id, amount_micros=amount, reason=reason)
+        else:
+            operation_id = data["operation_id"]
+            made = services.adjust(actor=actor, operation_id=operation_id, amount_micros=amount, reason=reason)
+        for field in LedgerEntry._meta.concrete_fields:
+            setattr(obj, field.attname, getattr(made, field.attname))
 
 
 @admin.register(Rollup)
@@ -103,3 +151,58 @@ class LedgerAlertAdmin(ReadOnly):
     def close(self, request: HttpRequest, found: QuerySet[LedgerAlert]) -> None:
         closed = sum(services.close_alert(actor=actor_of(request), alert_id=alert.pk) for alert in found)
         self.message_user(request, f"{closed} alerts closed.", messages.SUCCESS)
+
+
+@admin.register(Statement)
+class StatementAdmin(OfTenants):
+    """Closed days, each with its two files."""
+
+    list_display = ["day", "of_tenant", "charged", "adjusted", "credited", "total", "files"]
+    list_filter = ["tenant"]
+    date_hierarchy = "day"
+
+    def get_urls(self) -> list[Any]:
+        view = self.admin_site.admin_view(self.download)
+        return [
+            path("<uuid:statement_id>/statement.<str:kind>", view, name="billing_statement_file"),
+            *super().get_urls(),
+        ]
+
+    def download(self, request: HttpRequest, statement_id: uuid.UUID, kind: str) -> HttpResponse:
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        statement = get_object_or_404(Statement, id=statement_id)
+        if kind == "csv":
+            body, content_type = documents.statement_csv(statement).encode(), "text/csv; charset=utf-8"
+        elif kind == "pdf":
+            body, content_type = (
+                documents.statement_pdf(statement, tenant_name=self.of_tenant(statement)),
+                "application/pdf",
+            )
+        else:
+            raise Http404(f"a statement comes as csv or pdf, not {kind}")
+        disposition = f'attachment; filename="statement-{statement.day}.{kind}"'
+        return HttpResponse(body, content_type=content_type, headers={"Content-Disposition": disposition})
+
+    @admin.display(description="charged")
+    def charged(self, row: Statement) -> str:
+        return documents.money(row.charged_micros)
+
+    @admin.display(description="adjusted")
+    def adjusted(self, row: Statement) -> str:
+        return documents.money(row.adjusted_micros)
+
+    @admin.display(description="credited")
+    def credited(self, row: Statement) -> str:
+        return documents.money(row.credited_micros)
+
+    @admin.display(description="total")
+    def total(self, row: Statement) -> str:
+        return documents.money(row.total_micros)
+
+    @admin.display(description="files")
+    def files(self, row: Statement) -> str:
+        links = [
+            (reverse("admin:billing_statement_file", args=[row.id, kind]), kind.upper()) for kind in ("csv", "pdf")
+        ]
+        return format_html_join(" ", '<a href="{}">{}</a>', links)

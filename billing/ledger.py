@@ -28,8 +28,8 @@ _COLUMNS = ", ".join(field.name for field in fields(Line))
 _INSERT = f"""
 INSERT INTO billing_ledgerentry ({_COLUMNS}, entry_key, actor, created_at)
 SELECT {_COLUMNS}, kind, '{ACTOR}', now()
-FROM unnest(%s::uuid[], %s::text[], %s::uuid[], %s::text[], %s::text[], %s::bigint[], %s::bigint[], %s::int[],
-            %s::bigint[], %s::bigint[], %s::bigint[], %s::text[]) AS line({_COLUMNS})
+FROM unnest(%s::uuid[], %s::text[], %s::uuid[], %s::uuid[], %s::uuid[], %s::text[], %s::text[], %s::bigint[],
+            %s::bigint[], %s::int[], %s::bigint[], %s::bigint[], %s::bigint[], %s::text[]) AS line({_COLUMNS})
 ON CONFLICT DO NOTHING
 RETURNING operation_id, kind, created_at
 """
@@ -125,6 +125,8 @@ def _counted(written: Written) -> rollups.CountedEnd:
     line = written.line
     return rollups.CountedEnd(
         tenant_id=line.tenant_id,
+        project_id=line.project_id,
+        key_id=line.key_id,
         priority_class=line.priority_class,
         model=line.model,
         created_at=written.written_at,

@@ -33,6 +33,8 @@ class Line:
     operation_id: UUID
     kind: str
     tenant_id: UUID
+    project_id: UUID | None = None
+    key_id: UUID | None = None
     priority_class: str = ""
     model: str = ""
     amount_micros: int = 0
@@ -64,6 +66,8 @@ def line_of(message: LedgerMessage, prices: PriceList) -> Line:
                 operation_id=message.operation_id,
                 kind="reserve",
                 tenant_id=message.tenant_id,
+                project_id=message.project_id,
+                key_id=message.key_id,
                 priority_class=message.priority_class,
                 model=message.model,
                 amount_micros=message.money_micros,
@@ -94,6 +98,8 @@ def _end(message: Settlement, prices: PriceList) -> Line:
         operation_id=message.operation_id,
         kind="settle" if is_owed else "release",
         tenant_id=message.tenant_id,
+        project_id=message.project_id,
+        key_id=message.key_id,
         priority_class=message.priority_class,
         model=message.model,
         amount_micros=charge_micros(message.terminal, counts, found),

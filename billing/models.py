@@ -152,6 +152,8 @@ class LedgerEntry(models.Model):
     entry_key = models.CharField(max_length=80)
     kind = models.CharField(max_length=8, choices=Kind.choices)
     tenant = _tenant("ledger_entries")
+    project_id = models.UUIDField(null=True)
+    key_id = models.UUIDField(null=True)
     priority_class = models.CharField(max_length=16, default="")
     model = models.CharField(max_length=120, default="")
     amount_micros = models.BigIntegerField()
@@ -198,6 +200,8 @@ class Rollup(models.Model):
     """
 
     tenant = _tenant("rollups")
+    project_id = models.UUIDField(null=True)
+    key_id = models.UUIDField(null=True)
     priority_class = models.CharField(max_length=16, choices=CLASS_CHOICES)
     model = models.CharField(max_length=120)
     hour = models.DateTimeField()
@@ -210,11 +214,53 @@ class Rollup(models.Model):
     class Meta:
         ordering = ["-hour", "tenant_id", "priority_class", "model"]
         constraints = [
-            models.UniqueConstraint(fields=["tenant", "priority_class", "model", "hour"], name="rollup_one_row"),
+            models.UniqueConstraint(
+                fields=["tenant", "hour", "project_id", "key_id", "priority_class", "model"],
+                name="rollup_one_row",
+                nulls_distinct=False,
+            ),
         ]
 
     def __str__(self) -> str:
         return f"{self.tenant_id} {self.priority_class} {self.hour:%Y-%m-%d %H}h"
+
+
+class Statement(models.Model):
+    """What a tenant owes for one day of its calendar. Always: inserted once and never changed; a tenant's statements
+    follow each other without overlap, so that every ledger entry stands in exactly one of them.
+
+    total_micros = charged + adjusted - credited, the sums of the ledger's settle, adjust and credit entries in
+    [starts_at, ends_at).
+    """
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    tenant = _tenant("statements")
+    day = models.DateField()
+    zone = models.CharField(max_length=64)
+    starts_at = models.DateTimeField()
+    ends_at = models.DateTimeField()
+    lines = models.JSONField(help_text="sums by project, key, class and model")
+    corrections = models.JSONField(help_text="adjustments and credits, one by one")
+    charged_micros = models.BigIntegerField()
+    adjusted_micros = models.BigIntegerField()
+    credited_micros = models.BigIntegerField()
+    total_micros = models.BigIntegerField()
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+
+    class Meta:
+        ordering = ["-day", "tenant_id"]
+        constraints = [
+            models.UniqueConstraint(fields=["tenant", "day"], name="statement_once_a_day"),
+            models.UniqueConstraint(fields=["tenant", "starts_at"], name="statement_once_from"),
+            models.CheckConstraint(condition=Q(starts_at__lt=F("ends_at")), name="statement_lasts"),
+            models.CheckConstraint(
+                condition=Q(total_micros=F("charged_micros") + F("adjusted_micros") - F("credited_micros")),
+                name="statement_adds_up",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.tenant_id} {self.day}"
 
 
 class EngineCount(models.Model):

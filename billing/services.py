@@ -16,6 +16,9 @@ from billing.lines import PriceKey
 from billing.models import LedgerAlert, LedgerEntry, Price, PriceVersion
 from billing.pricing import TokenKind, TokenPrices
 from tenants import services as tenant_services
+from tenants.models import Tenant
+
+_KEY_LENGTH = LedgerEntry._meta.get_field("entry_key").max_length or 0
 
 
 def set_prices(*, actor: str, prices: Mapping[PriceKey, TokenPrices]) -> PriceVersion:
@@ -56,6 +59,8 @@ def adjust(*, actor: str, operation_id: uuid.UUID, amount_micros: int, reason: s
         entry_key=f"adjust:{uuid.uuid4()}",
         kind="adjust",
         tenant_id=line.tenant_id,
+        project_id=line.project_id,
+        key_id=line.key_id,
         priority_class=line.priority_class,
         model=line.model,
         amount_micros=amount_micros,
@@ -64,6 +69,35 @@ def adjust(*, actor: str, operation_id: uuid.UUID, amount_micros: int, reason: s
         actor=actor,
     )
     entry.save(force_insert=True)
+    return entry
+
+
+def credit(*, actor: str, tenant_id: uuid.UUID, amount_micros: int, reason: str, credit_id: str = "") -> LedgerEntry:
+    """Gives a tenant an amount, told by its next statement. Raises ValidationError.
+
+    ``credit_id`` is the giver's own number: given again with the same id, the first entry is returned and nothing
+    written.
+    """
+    if amount_micros <= 0 or not reason:
+        raise ValidationError("a credit has a reason and an amount above 0")
+    if not Tenant.objects.filter(id=tenant_id).exists():
+        raise ValidationError(f"no tenant {tenant_id}")
+    entry_key = f"credit:{credit_id or uuid.uuid4()}"
+    if len(entry_key) > _KEY_LENGTH:
+        raise ValidationError(f"credit_id has at most {_KEY_LENGTH - len('credit:')} characters")
+    entry, is_new = LedgerEntry.objects.get_or_create(
+        operation_id=uuid.uuid5(tenant_id, entry_key),
+        entry_key=entry_key,
+        defaults={
+            "kind": "credit",
+            "tenant_id": tenant_id,
+            "amount_micros": amount_micros,
+            "reason": reason,
+            "actor": actor,
+        },
+    )
+    if not is_new and (entry.amount_micros, entry.reason) != (amount_micros, reason):
+        raise ValidationError(f"credit_id {credit_id!r} was given before with another amount or reason")
     return entry
 
 

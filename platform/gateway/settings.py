@@ -101,7 +101,8 @@ CELERY_TASK_IGNORE_RESULT = True  # states live in our own tables
 CELERY_TASK_ACKS_LATE = True
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1
 CELERY_TIMEZONE = "UTC"
-CELERY_BEAT_SCHEDULE = {
+CELERY_BEAT_SCHEDULE: dict[str, dict[str, Any]] = {
+    "statements": {"task": "billing.tasks.close_statements", "schedule": 900.0, "options": {"expires": 900.0}},
     "policy": {"task": "gateway.tasks.publish_policy_if_stale", "schedule": 30.0, "options": {"expires": 30.0}},
 }
 CELERY_BEAT_SCHEDULE_FILENAME = str(DATA_DIR / "celery-beat-schedule")

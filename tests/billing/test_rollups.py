@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from billing import ledger, rollups, selectors
@@ -19,9 +20,29 @@ def test_roll_ups_are_apart_by_tenant_class_and_model(world: Any) -> None:
     assert sorted(Rollup.objects.values_list("num_requests", flat=True)) == [1, 1, 1, 2]
 
 
+def test_roll_ups_are_apart_by_project_and_key(world: Any) -> None:
+    others = [{}, {"project_id": uuid.UUID(int=7)}, {"key_id": uuid.UUID(int=8)}, {}]
+    for number, change in enumerate(others):
+        ledger.apply([world.reserve(number, **change), world.usage(number, **change)])
+    assert sorted(Rollup.objects.values_list("num_requests", flat=True)) == [1, 1, 2]
+    assert rollups.num_wrong_rows() == 0
+
+
+def test_rebuilding_since_an_hour_leaves_the_hours_before_it_alone(world: Any) -> None:
+    ledger.apply([world.reserve(1), world.usage(1)])
+    Rollup.objects.update(output_tokens=7)
+    later = Rollup.objects.get().hour + timedelta(hours=1)
+    rollups.rebuild(since=later)
+    assert (Rollup.objects.get().output_tokens, rollups.num_wrong_rows(since=later)) == (7, 0)
+    rollups.rebuild(since=later - timedelta(minutes=1))
+    assert Rollup.objects.get().output_tokens == 20
+
+
 def test_roll_ups_are_apart_by_hour(world: Any) -> None:
     end = CountedEnd(
         tenant_id=world.aurora,
+        project_id=None,
+        key_id=None,
         priority_class="default",
         model="m",
         created_at=datetime(2026, 11, 29, 10, 59, 59, 999_999, tzinfo=UTC),

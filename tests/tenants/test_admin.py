@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -10,8 +11,9 @@ from django.contrib.auth.models import User
 from django.contrib.messages import get_messages
 from django.test import Client
 from django.urls import reverse
+from django.utils import timezone
 
-from billing import ledger
+from billing import ledger, statements
 from billing import services as billing_services
 from billing.messages import Reservation, Settlement
 from billing.models import LedgerEntry, Price
@@ -182,6 +184,55 @@ def test_the_books_are_read_and_not_edited_even_where_a_tenant_is_unknown(operat
     for model in ("usagerequest", "ledgerentry", "rollup", "ledgeralert", "enginecount"):
         page = operator.get(reverse(f"admin:billing_{model}_changelist"))
         assert page.status_code == 200
-        assert operator.get(reverse(f"admin:billing_{model}_add")).status_code == 403
+        may_add = model == "ledgerentry"  # corrections are entries of their own
+        assert operator.get(reverse(f"admin:billing_{model}_add")).status_code == (200 if may_add else 403)
+    entry = LedgerEntry.objects.first()
+    assert operator.post(reverse("admin:billing_ledgerentry_change", args=[entry.pk]), {}).status_code == 403
     rows = operator.get(reverse("admin:billing_ledgerentry_changelist")).context_data["cl"].result_list
     assert len(rows) == LedgerEntry.objects.count() == 2
+
+
+def test_a_credit_is_given_to_a_tenant_and_an_adjustment_to_an_operation(operator: Client, aurora: Any) -> None:
+    add = reverse("admin:billing_ledgerentry_add")
+    operator.post(add, {"tenant": aurora.tenant.pk, "amount_micros": 5, "reason": "goodwill"})
+    credit = LedgerEntry.objects.get()
+    assert (credit.kind, credit.tenant_id, credit.amount_micros, credit.actor) == ("credit", aurora.tenant.pk, 5, "alice")
+    operator.post(add, {"operation_id": credit.operation_id, "amount_micros": -2, "reason": "repair"})
+    adjustment = LedgerEntry.objects.get(kind="adjust")
+    assert (adjustment.operation_id, adjustment.amount_micros, adjustment.reason) == (credit.operation_id, -2, "repair")
+
+
+@pytest.mark.parametrize(
+    ("form", "sentence"),
+    [
+        ({"amount_micros": 5}, "Name an operation (to adjust its charge) or a tenant"),
+        ({"operation_id": "00000000-0000-7000-8000-000000000001", "amount_micros": 5}, "knows no such operation"),
+        ({"operation_id": "nonsense", "amount_micros": 5}, "Enter a valid UUID"),
+        ({"tenant": True, "amount_micros": -5}, "a credit is above 0"),
+        ({"tenant": True, "amount_micros": 0}, "a credit is above 0"),
+    ],
+)
+def test_a_wrong_correction_is_refused_in_a_sentence(
+    operator: Client, aurora: Any, form: dict[str, Any], sentence: str
+) -> None:
+    filled = {**form, "reason": "x", **({"tenant": aurora.tenant.pk} if "tenant" in form else {})}
+    answer = operator.post(reverse("admin:billing_ledgerentry_add"), filled)
+    assert sentence in answer.content.decode()
+    assert not LedgerEntry.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "content_type", "start"), [("csv", "text/csv", b"day,"), ("pdf", "application/pdf", b"%PDF-")]
+)
+def test_a_statement_is_downloaded_from_its_list(
+    operator: Client, aurora: Any, kind: str, content_type: str, start: bytes
+) -> None:
+    billing_services.credit(actor="tests", tenant_id=aurora.tenant.pk, amount_micros=5, reason="goodwill")
+    (statement,) = statements.close_due_days(timezone.now() + timedelta(days=2))
+    assert (
+        f"/{statement.pk}/statement.{kind}"
+        in operator.get(reverse("admin:billing_statement_changelist")).content.decode()
+    )
+    answer = operator.get(reverse("admin:billing_statement_file", args=[statement.pk, kind]))
+    assert answer["Content-Type"].startswith(content_type)
+    assert answer.content.startswith(start)

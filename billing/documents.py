@@ -1,0 +1,160 @@
+"""Statements and usage as files: CSV, NDJSON, CloudEvents, PDF. Pure rendering; refuses to query."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Iterator
+from datetime import UTC
+from typing import Any
+
+from reportlab.lib import colors
+from reportlab.lib.pagesizes import A4, landscape
+from reportlab.lib.styles import getSampleStyleSheet
+from reportlab.platypus import Flowable, Paragraph, SimpleDocTemplate, Spacer, Table, TableStyle
+
+from billing.models import Statement, UsageRequest
+
+EVENT_TYPE = "rubato.usage.v1"
+_LINE = (
+    *("project", "key", "priority_class", "model", "num_requests", "prompt_tokens", "cached_tokens", "output_tokens"),
+    "cost_micros",
+)
+_USAGE = (
+    *("id", "project_id", "key_id", "priority_class", "model", "source", "state", "reason", "prompt_tokens"),
+    *("cached_tokens", "output_tokens", "cost_micros", "price_version", "queue_us", "ttft_us", "total_us", "gpu_us"),
+    *("num_preemptions", "recomputed_tokens", "reserved_at", "ended_at"),
+)
+
+
+def money(micros: int) -> str:
+    """Micro-units as a decimal number of whole units, exactly: ``-1234567`` is ``-1.234567``."""
+    sign, amount = "-" if micros < 0 else "", abs(micros)
+    return f"{sign}{amount // 1_000_000}.{amount % 1_000_000:06d}"
+
+
+def statement_csv(statement: Statement) -> str:
+    """One row a line, then a row a correction, then the total. Amounts in micro-units: what stands in the ledger."""
+    out = io.StringIO()
+    writer = csv.writer(out)
+    writer.writerow(["day", "kind", *_LINE, "reason"])
+    for line in statement.lines:
+        writer.writerow([statement.day, "usage", *(_plain(line[name]) for name in _LINE), ""])
+    for one in statement.corrections:
+        amount = one["amount_micros"] if one["kind"] == "adjust" else -one["amount_micros"]
+        blanks = [""] * (len(_LINE) - 1)
+        writer.writerow([statement.day, one["kind"], *blanks, amount, _plain(one["reason"])])
+    writer.writerow([statement.day, "total", *[""] * (len(_LINE) - 1), statement.total_micros, ""])
+    return out.getvalue()
+
+
+def _plain(value: object) -> object:
+    """A text that a spreadsheet would take for a formula is quoted away (CSV injection)."""
+    if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
+        return f"'{value}"
+    return value
+
+
+def statement_pdf(statement: Statement, *, tenant_name: str) -> bytes:
+    """A page or more of A4. The same statement gives the same bytes."""
+    out = io.BytesIO()
+    title = f"Usage statement {statement.day}"
+    page = SimpleDocTemplate(out, pagesize=landscape(A4), title=title, author="Rubato", invariant=1)
+    styles = getSampleStyleSheet()
+    starts, ends = (moment.astimezone(UTC).isoformat() for moment in (statement.starts_at, statement.ends_at))
+    story: list[Flowable] = [
+        Paragraph(title, styles["Title"]),
+        Paragraph(f"{_escaped(tenant_name)} · {statement.zone} · from {starts} to {ends}", styles["Normal"]),
+        Spacer(1, 12),
+        _table(
+            [
+                _LINE,
+                *([str(line[name]) for name in _LINE[:-1]] + [money(line["cost_micros"])] for line in statement.lines),
+            ]
+        ),
+        Spacer(1, 12),
+    ]
+    if statement.corrections:
+        rows = [[one["kind"], one["reason"], money(one["amount_micros"])] for one in statement.corrections]
+        story += [_table([("correction", "reason", "amount"), *rows]), Spacer(1, 12)]
+    story.append(
+        _table(
+            [
+                ("charged", "adjusted", "credited", "total"),
+                [
+                    money(statement.charged_micros),
+                    money(statement.adjusted_micros),
+                    money(statement.credited_micros),
+                    money(statement.total_micros),
+                ],
+            ]
+        )
+    )
+    page.build(story)
+    return out.getvalue()
+
+
+def _line_cells(line: dict[str, Any]) -> list[str]:
+    return [*(str(line[name]) for name in _LINE[:-1]), money(line["cost_micros"])]
+
+
+def _escaped(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;")
+
+
+def _table(rows: list[tuple[str, ...] | list[str]]) -> Table:
+    style: list[Any] = [
+        ("FONTSIZE", (0, 0), (-1, -1), 8),
+        ("LINEBELOW", (0, 0), (-1, 0), 0.5, colors.black),
+        ("LINEBELOW", (0, 1), (-1, -1), 0.25, colors.lightgrey),
+        ("ALIGN", (-1, 0), (-1, -1), "RIGHT"),
+    ]
+    return Table(rows, repeatRows=1, style=TableStyle(style), hAlign="LEFT")
+
+
+def usage_csv(operations: Iterable[UsageRequest]) -> Iterator[str]:
+    """Header and one row an operation, as they come."""
+    yield _csv_row(_USAGE)
+    for operation in operations:
+        yield _csv_row([_plain(getattr(operation, name)) for name in _USAGE])
+
+
+def _csv_row(values: Iterable[object]) -> str:
+    out = io.StringIO()
+    csv.writer(out).writerow(values)
+    return out.getvalue()
+
+
+def usage_ndjson(operations: Iterable[UsageRequest]) -> Iterator[str]:
+    """One JSON object a line."""
+    for operation in operations:
+        yield json.dumps(_values(operation)) + "\n"
+
+
+def usage_cloudevents(operations: Iterable[UsageRequest], *, source: str) -> Iterator[str]:
+    """CloudEvents 1.0, one JSON object a line; (source, id) names an operation once and for ever."""
+    for operation in operations:
+        event = {
+            "specversion": "1.0",
+            "type": EVENT_TYPE,
+            "source": source,
+            "id": str(operation.id),
+            "subject": str(operation.tenant_id),
+            "time": _text(operation.ended_at),
+            "datacontenttype": "application/json",
+            "data": _values(operation),
+        }
+        yield json.dumps(event) + "\n"
+
+
+def _values(operation: UsageRequest) -> dict[str, object]:
+    return {name: _text(getattr(operation, name)) for name in _USAGE}
+
+
+def _text(value: object) -> object:
+    """Identifiers and moments as text; numbers and None as they are."""
+    if value is None or isinstance(value, int):
+        return value
+    isoformat = getattr(value, "isoformat", None)
+    return isoformat() if isoformat else str(value)

@@ -1,0 +1,174 @@
+"""Days of a tenant closed into statements, from the ledger alone. Refuses to know prices: the ledger holds amounts.
+
+A day closes GRACE after its midnight in the tenant's zone, when no transaction of that day can still commit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from datetime import date, datetime, time, timedelta
+from uuid import UUID
+from zoneinfo import ZoneInfo
+
+from django.db.models import Count, Min, Q, QuerySet, Sum
+
+from billing.models import LedgerEntry, Statement
+from tenants.models import ApiKey, Project, Tenant
+
+GRACE = timedelta(minutes=10)
+ENDS = ("settle", "release")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatementLine:
+    """What one key used of one model in one class. Names are those of the day of closing; blank where unknown."""
+
+    project_id: str
+    project: str
+    key_id: str
+    key: str
+    priority_class: str
+    model: str
+    num_requests: int
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    cost_micros: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Correction:
+    """An adjustment (positive: charged) or a credit (positive: in the tenant's favour)."""
+
+    kind: str
+    entry_key: str
+    operation_id: str
+    amount_micros: int
+    reason: str
+    at: str
+
+
+def close_due_days(now: datetime) -> list[Statement]:
+    """Closes every day that is over and has entries, of every tenant. Again, or twice at once, is harmless."""
+    closed = []
+    for tenant in Tenant.objects.order_by("id"):
+        while statement := _close_next_day(tenant, now):
+            closed.append(statement)
+    return closed
+
+
+def num_wrong(statements: list[Statement]) -> int:
+    """Of these, how many do not equal what the ledger says of their span. 0, always."""
+    return sum(_totals(one.tenant_id, one.starts_at, one.ends_at) != _stated(one) for one in statements)
+
+
+def _close_next_day(tenant: Tenant, now: datetime) -> Statement | None:
+    """The day of the oldest entry that no statement holds yet; None while that day is not over."""
+    zone = ZoneInfo(tenant.timezone)
+    before = Statement.objects.filter(tenant=tenant).order_by("-starts_at").first()
+    entries = LedgerEntry.objects.filter(tenant_id=tenant.id)
+    if before is not None:
+        entries = entries.filter(created_at__gte=before.ends_at)
+    oldest = entries.aggregate(oldest=Min("created_at"))["oldest"]
+    if oldest is None:
+        return None
+    day = oldest.astimezone(zone).date()
+    if before is not None:  # the zone may have been edited: days never repeat
+        day = max(day, before.day + timedelta(days=1))
+    ends_at = _midnight(day + timedelta(days=1), zone)
+    if ends_at + GRACE > now:
+        return None
+    # Days without entries have no statement, so this span may begin long before its day, with nothing in it.
+    starts_at = before.ends_at if before is not None else min(_midnight(day, zone), oldest)
+    return _written(tenant, day, starts_at, ends_at)
+
+
+def _midnight(day: date, zone: ZoneInfo) -> datetime:
+    return datetime.combine(day, time(), tzinfo=zone)
+
+
+def _written(tenant: Tenant, day: date, starts_at: datetime, ends_at: datetime) -> Statement | None:
+    """None where another closer was faster: it wrote the same."""
+    charged, adjusted, credited = _totals(tenant.id, starts_at, ends_at)
+    statement = Statement(
+        tenant=tenant,
+        day=day,
+        zone=tenant.timezone,
+        starts_at=starts_at,
+        ends_at=ends_at,
+        lines=[asdict(line) for line in _lines(tenant.id, starts_at, ends_at)],
+        corrections=[asdict(one) for one in _corrections(tenant.id, starts_at, ends_at)],
+        charged_micros=charged,
+        adjusted_micros=adjusted,
+        credited_micros=credited,
+        total_micros=charged + adjusted - credited,
+    )
+    Statement.objects.bulk_create([statement], ignore_conflicts=True)
+    return Statement.objects.filter(id=statement.id).first()
+
+
+def _stated(statement: Statement) -> tuple[int, int, int]:
+    return statement.charged_micros, statement.adjusted_micros, statement.credited_micros
+
+
+def _totals(tenant_id: UUID, starts_at: datetime, ends_at: datetime) -> tuple[int, int, int]:
+    """(charged, adjusted, credited) of a span."""
+    sums = _span(tenant_id, starts_at, ends_at).aggregate(
+        charged=Sum("amount_micros", filter=Q(kind="settle"), default=0),
+        adjusted=Sum("amount_micros", filter=Q(kind="adjust"), default=0),
+        credited=Sum("amount_micros", filter=Q(kind="credit"), default=0),
+    )
+    return sums["charged"], sums["adjusted"], sums["credited"]
+
+
+def _span(tenant_id: UUID, starts_at: datetime, ends_at: datetime) -> QuerySet[LedgerEntry]:
+    return LedgerEntry.objects.filter(tenant_id=tenant_id, created_at__gte=starts_at, created_at__lt=ends_at)
+
+
+def _lines(tenant_id: UUID, starts_at: datetime, ends_at: datetime) -> list[StatementLine]:
+    projects = dict(Project.objects.filter(tenant_id=tenant_id).values_list("id", "name"))
+    keys = dict(ApiKey.objects.filter(tenant_id=tenant_id).values_list("id", "name"))
+    place = ("project_id", "key_id", "priority_class", "model")
+    rows = (
+        _span(tenant_id, starts_at, ends_at)
+        .filter(kind__in=ENDS, attempt__isnull=False)
+        .order_by(*place)
+        .values(*place)
+        .annotate(
+            num_requests=Count("id"),
+            prompts=Sum("prompt_tokens"),
+            cached=Sum("cached_tokens"),
+            outputs=Sum("output_tokens"),
+            cost=Sum("amount_micros"),
+        )
+    )
+    return [
+        StatementLine(
+            project_id=str(row["project_id"] or ""),
+            project=projects.get(row["project_id"], ""),
+            key_id=str(row["key_id"] or ""),
+            key=keys.get(row["key_id"], ""),
+            priority_class=row["priority_class"],
+            model=row["model"],
+            num_requests=row["num_requests"],
+            prompt_tokens=row["prompts"],
+            cached_tokens=row["cached"],
+            output_tokens=row["outputs"],
+            cost_micros=row["cost"],
+        )
+        for row in rows
+    ]
+
+
+def _corrections(tenant_id: UUID, starts_at: datetime, ends_at: datetime) -> list[Correction]:
+    return [
+        Correction(
+            kind=entry.kind,
+            entry_key=entry.entry_key,
+            operation_id=str(entry.operation_id),
+            amount_micros=entry.amount_micros,
+            reason=entry.reason,
+            at=entry.created_at.isoformat(),
+        )
+        for entry in _span(tenant_id, starts_at, ends_at).filter(kind__in=("adjust", "credit")).order_by("id")
+    ]
