@@ -13,17 +13,12 @@ from gguf.quants import dequantize
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gpu_worker.models.config import DividedRope, LinearRope, ModelConfig, PlainRope, Rope
-from gpu_worker.weights import EMBEDDING, Embedding, WeightsError, checked
+from gpu_worker.models.config import FAMILY_OF_GGUF, DividedRope, LinearRope, ModelConfig, PlainRope, Rope
+from gpu_worker.weights import EMBEDDING, HEAD, LAST_NORM, Embedding, WeightsError, checked, refuse_strangers
 from wire.gguf_header import GgufTensor, read_header
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3")
 READABLE = tuple(GGMLQuantizationType[name] for name in ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K"))
-OUTSIDE_LAYERS = {
-    "model.embed_tokens.weight": "token_embd.weight",
-    "model.norm.weight": "output_norm.weight",
-    "lm_head.weight": "output.weight",
-}
+OUTSIDE_LAYERS = {EMBEDDING: "token_embd.weight", LAST_NORM: "output_norm.weight", HEAD: "output.weight"}
 INSIDE_LAYER = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
@@ -39,16 +34,22 @@ INSIDE_LAYER = {
 }
 
 
+FREQUENCY_FACTORS = "rope_freqs.weight"
+
+
 class GgufWeights:
     """Always: rows of Q and K are in the Hugging Face order, whatever order the file keeps them in."""
 
     def __init__(self, path: Path) -> None:
         self._header = read_header(path)
         self._architecture = self._header.text("general.architecture")
-        if self._architecture not in ARCHITECTURES:
-            known = ", ".join(ARCHITECTURES)
+        family = FAMILY_OF_GGUF.get(self._architecture)
+        if family is None:
+            known = ", ".join(FAMILY_OF_GGUF)
             raise WeightsError(f"{path.name}: field general.architecture is {self._architecture!r}; known are {known}")
+        self._family = family
         self.config = checked(self._config(), path.name)
+        refuse_strangers(path.name, self.config, map(_name_of, self._header.tensors.keys() - {FREQUENCY_FACTORS}))
 
     def tensor(self, name: str, *shape: int) -> Tensor:
         values = torch.from_numpy(self._read(self._find(_file_name(name), *shape)))
@@ -62,8 +63,9 @@ class GgufWeights:
 
     def _config(self) -> ModelConfig:
         header, prefix = self._header, self._architecture
-        if header.integer(f"{prefix}.expert_count", 0):
-            raise WeightsError(f"{header.path.name}: field {prefix}.expert_count is set; experts are not supported")
+        for field, most in ((f"{prefix}.expert_count", 0), ("split.count", 1)):
+            if header.integer(field, 0) > most:
+                raise WeightsError(f"{header.path.name}: field {field} is {header.integer(field)}, not supported")
         num_heads, hidden = (
             header.integer(f"{prefix}.attention.head_count"),
             header.integer(f"{prefix}.embedding_length"),
@@ -82,15 +84,21 @@ class GgufWeights:
             head_dim=head_dim,
             rms_norm_epsilon=header.real(f"{prefix}.attention.layer_norm_rms_epsilon"),
             rope_theta=header.real(f"{prefix}.rope.freq_base", 10_000.0),
-            context_length=header.integer(f"{prefix}.context_length"),
+            context_length=self._context_length(),
             tied_embeddings="output.weight" not in header.tensors,
             rope=self._rope(),
-            qkv_bias="blk.0.attn_q.bias" in header.tensors,
-            qk_norm="blk.0.attn_q_norm.weight" in header.tensors,
+            qkv_bias=self._family.qkv_bias,
+            qk_norm=self._family.qk_norm,
         )
 
+    def _context_length(self) -> int:
+        """Inside a sliding window it is full attention; beyond it, nothing is computed."""
+        context = self._header.integer(f"{self._architecture}.context_length")
+        window = self._header.integer(f"{self._architecture}.attention.sliding_window", 0)
+        return min(context, window) if window else context
+
     def _rope(self) -> Rope:
-        factors = self._header.tensors.get("rope_freqs.weight")
+        factors = self._header.tensors.get(FREQUENCY_FACTORS)
         if factors is not None:
             return DividedRope(tuple(self._read(factors).tolist()))
         field = f"{self._architecture}.rope.scaling"
@@ -103,8 +111,8 @@ class GgufWeights:
                 raise WeightsError(f"{self._header.path.name}: field {field}.type is {other!r}; known are none, linear")
 
     def _interleaved_heads(self, name: str) -> int:
-        """How many heads' rows llama.cpp has interleaved in this tensor: Q and K of its llama architecture, else 0."""
-        if self._architecture != "llama":
+        """How many heads' rows llama.cpp has interleaved in this tensor; 0 where it has not."""
+        if not self._family.interleaved_in_gguf:
             return 0
         if ".q_proj." in name:
             return self.config.num_heads
@@ -153,6 +161,18 @@ def _file_name(name: str) -> str:
     if inside is None or inside[2] not in INSIDE_LAYER:
         raise WeightsError(f"tensor {name} has no counterpart in a GGUF file")
     return f"blk.{inside[1]}.{INSIDE_LAYER[inside[2]]}.{inside[3]}"
+
+
+def _name_of(file_name: str) -> str:
+    """The Hugging Face name, or the file's own where there is none."""
+    for name, other in OUTSIDE_LAYERS.items():
+        if other == file_name:
+            return name
+    inside = re.fullmatch(r"blk\.(\d+)\.(.+)\.(weight|bias)", file_name)
+    for name, other in INSIDE_LAYER.items():
+        if inside is not None and other == inside[2]:
+            return f"model.layers.{inside[1]}.{name}.{inside[3]}"
+    return file_name
 
 
 def _halves_apart(rows: Tensor, num_heads: int) -> Tensor:

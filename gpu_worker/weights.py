@@ -6,7 +6,8 @@ Knows files and their fields; refuses to know how a forward is computed, and nev
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,13 +16,13 @@ import torch.nn.functional as functional
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from gpu_worker.models.config import LinearRope, Llama3Rope, ModelConfig, PlainRope, Rope
+from gpu_worker.models.config import FAMILIES, LinearRope, Llama3Rope, ModelConfig, PlainRope, Rope
 from wire.gguf_header import ModelFileError
 
-MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
-EMBEDDING = "model.embed_tokens.weight"
+EMBEDDING, LAST_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-
+PLAIN_TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # float8 would need its scales
+COMPUTED_ANEW = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")  # in files of the first Llamas
 
 Embedding = Callable[[Tensor], Tensor]
 
@@ -64,7 +65,10 @@ class FolderWeights:
         self._folder = folder
         settings = _read_json(folder / "config.json")
         self._shard_of = self._find_shards()
-        self.config = checked(parse_config(settings, where=f"{folder.name}/config.json"), f"{folder.name}/config.json")
+        where = f"{folder.name}/config.json"
+        settings.setdefault("tie_word_embeddings", HEAD not in self._shard_of)
+        self.config = checked(parse_config(settings, where=where), where)
+        refuse_strangers(folder.name, self.config, self._shard_of)
 
     def tensor(self, name: str, *shape: int) -> Tensor:
         return self._stored(name, shape).to(torch.float32)
@@ -85,17 +89,27 @@ class FolderWeights:
             raise WeightsError(f"{self._folder.name}/{shard}: tensor {name} cannot be read ({error})") from error
         if tuple(found.shape) != shape:
             raise WeightsError(f"{self._folder.name}/{shard}: tensor {name} is {tuple(found.shape)}, expected {shape}")
-        if not found.is_floating_point():
-            raise WeightsError(f"{self._folder.name}/{shard}: tensor {name} holds {found.dtype}, not floating point")
+        if found.dtype not in PLAIN_TYPES:
+            raise WeightsError(
+                f"{self._folder.name}/{shard}: tensor {name} holds {found.dtype}, which is not supported"
+            )
         return found.clone()  # the file is unmapped when this returns
+
+    def _shards_of(self, index: Path) -> Mapping[str, str]:
+        where, shard_of = f"{self._folder.name}/{index.name}", _read_json(index).get("weight_map")
+        if not isinstance(shard_of, dict):
+            raise WeightsError(f"{where}: field weight_map is missing")
+        for shard in dict.fromkeys(map(str, shard_of.values())):
+            if Path(shard).name != shard or Path(shard).suffix != ".safetensors":
+                raise WeightsError(f"{where}: field weight_map names {shard!r}, which is no safetensors file beside it")
+            if not (self._folder / shard).is_file():
+                raise WeightsError(f"{where}: field weight_map names {shard}, which is missing")
+        return shard_of
 
     def _find_shards(self) -> Mapping[str, str]:
         index = self._folder / "model.safetensors.index.json"
         if index.is_file():
-            shard_of = _read_json(index).get("weight_map")
-            if not isinstance(shard_of, dict):
-                raise WeightsError(f"{self._folder.name}/{index.name}: field weight_map is missing")
-            return shard_of
+            return self._shards_of(index)
         whole = self._folder / "model.safetensors"
         if not whole.is_file():
             only_pickles = any(path.suffix in PICKLES for path in self._folder.iterdir())
@@ -108,15 +122,35 @@ class FolderWeights:
             raise WeightsError(f"{self._folder.name}/{whole.name}: cannot be read ({error})") from error
 
 
+def refuse_strangers(where: str, config: ModelConfig, names: Iterable[str]) -> None:
+    """Raises WeightsError for a tensor that the forward would not use: such a model is not what its fields say."""
+    known = {EMBEDDING, LAST_NORM, HEAD}
+    for index in range(config.num_layers):
+        known.update(f"model.layers.{index}.{name}" for name in names_in_layer(config))
+    for name in names:
+        if name not in known and not COMPUTED_ANEW.fullmatch(name):
+            raise WeightsError(f"{where}: tensor {name} is not part of a model with these settings")
+
+
+def names_in_layer(config: ModelConfig) -> list[str]:
+    """Of one layer's tensors, after ``model.layers.N.``."""
+    attention = [f"self_attn.{part}_proj" for part in "qkvo"] + [f"self_attn.{x}_norm" for x in "qk" if config.qk_norm]
+    norms_and_mlp = ("input_layernorm", "post_attention_layernorm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+    names = [f"{part}.weight" for part in (*attention, *norms_and_mlp)]
+    return names + [f"self_attn.{part}_proj.bias" for part in "qkv" if config.qkv_bias]
+
+
 def parse_config(settings: Mapping[str, Any], *, where: str) -> ModelConfig:
     """Of a config.json. Refuses what the forward does not compute rather than computing it wrong."""
     kind = settings.get("model_type")
-    if kind not in MODEL_TYPES:
-        raise WeightsError(f"{where}: field model_type is {kind!r}; known are {', '.join(MODEL_TYPES)}")
+    family = FAMILIES.get(kind) if isinstance(kind, str) else None
+    if family is None:
+        raise WeightsError(f"{where}: field model_type is {kind!r}; known are {', '.join(FAMILIES)}")
     _refuse_unknown(settings, where)
     try:
         heads, hidden = int(settings["num_attention_heads"]), int(settings["hidden_size"])
         context = int(settings["max_position_embeddings"])
+        # Qwen's files name a window and say that it is not used; Mistral's use it.
         window = settings.get("sliding_window") if kind == "mistral" else None
         return ModelConfig(
             vocab_size=int(settings["vocab_size"]),
@@ -131,8 +165,8 @@ def parse_config(settings: Mapping[str, Any], *, where: str) -> ModelConfig:
             context_length=min(context, int(window)) if window else context,  # inside the window it is full attention
             tied_embeddings=bool(settings.get("tie_word_embeddings", False)),
             rope=_rope(settings, where),
-            qkv_bias=kind == "qwen2",
-            qk_norm=kind == "qwen3",
+            qkv_bias=family.qkv_bias,
+            qk_norm=family.qk_norm,
         )
     except KeyError as error:
         raise WeightsError(f"{where}: field {error.args[0]} is missing") from error
@@ -149,11 +183,16 @@ def checked(config: ModelConfig, where: str) -> ModelConfig:
 
 
 def _refuse_unknown(settings: Mapping[str, Any], where: str) -> None:
-    for field in ("attention_bias", "mlp_bias", "use_sliding_window", "quantization_config"):
+    for field in ("attention_bias", "mlp_bias", "use_sliding_window", "quantization_config", "rope_interleaved"):
         if settings.get(field):
             raise WeightsError(f"{where}: field {field} is set, which is not supported")
-    if settings.get("hidden_act", "silu") != "silu":
-        raise WeightsError(f"{where}: field hidden_act is {settings['hidden_act']!r}; only silu is supported")
+    for field, only in (("hidden_act", "silu"), ("partial_rotary_factor", 1.0)):
+        found = settings.get(field, _rope_settings(settings).get(field, only))
+        if found != only:
+            raise WeightsError(f"{where}: field {field} is {found!r}; only {only} is supported")
+    others = sorted({str(kind) for kind in settings.get("layer_types") or ()} - {"full_attention"})
+    if others and settings.get("model_type") != "mistral":
+        raise WeightsError(f"{where}: field layer_types names {others[0]!r}; only full_attention is supported")
 
 
 def _rope_settings(settings: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -1,8 +1,30 @@
-"""The shape of a model of the Llama family, as numbers. Knows no tensors and no files."""
+"""The shape of a model of the Llama family, as numbers. Knows no tensors and no files.
+
+To add a model that differs only in what ``Family`` can say, add its row to FAMILIES.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """What a model has beside what all have: RMSNorm, rotary positions, grouped heads, SwiGLU."""
+
+    gguf_architecture: str  # general.architecture of its GGUF files
+    interleaved_in_gguf: bool = False  # llama.cpp keeps rows of Q and K in pairs
+    qkv_bias: bool = False
+    qk_norm: bool = False  # RMSNorm over each head of Q and K, before the rotation
+
+
+FAMILIES = {  # by model_type of config.json
+    "llama": Family(gguf_architecture="llama", interleaved_in_gguf=True),  # Llama 2 and 3, SmolLM 2
+    "mistral": Family(gguf_architecture="llama", interleaved_in_gguf=True),
+    "qwen2": Family(gguf_architecture="qwen2", qkv_bias=True),
+    "qwen3": Family(gguf_architecture="qwen3", qk_norm=True),
+}
+FAMILY_OF_GGUF = {family.gguf_architecture: family for family in FAMILIES.values()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +75,8 @@ class ModelConfig:
     context_length: int
     tied_embeddings: bool
     rope: Rope = PlainRope()
-    qkv_bias: bool = False  # Qwen 2
-    qk_norm: bool = False  # Qwen 3
+    qkv_bias: bool = False
+    qk_norm: bool = False
 
     def wrong_field(self) -> str | None:
         """A sentence that names what breaks the promise above, or None."""

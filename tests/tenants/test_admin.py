@@ -196,7 +196,12 @@ def test_a_credit_is_given_to_a_tenant_and_an_adjustment_to_an_operation(operato
     add = reverse("admin:billing_ledgerentry_add")
     operator.post(add, {"tenant": aurora.tenant.pk, "amount_micros": 5, "reason": "goodwill"})
     credit = LedgerEntry.objects.get()
-    assert (credit.kind, credit.tenant_id, credit.amount_micros, credit.actor) == ("credit", aurora.tenant.pk, 5, "alice")
+    assert (credit.kind, credit.tenant_id, credit.amount_micros, credit.actor) == (
+        "credit",
+        aurora.tenant.pk,
+        5,
+        "alice",
+    )
     operator.post(add, {"operation_id": credit.operation_id, "amount_micros": -2, "reason": "repair"})
     adjustment = LedgerEntry.objects.get(kind="adjust")
     assert (adjustment.operation_id, adjustment.amount_micros, adjustment.reason) == (credit.operation_id, -2, "repair")

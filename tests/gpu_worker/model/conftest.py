@@ -74,7 +74,7 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory, tiny_tensors: dict[str
     return write_folder(tmp_path_factory.mktemp("models") / "tiny", TINY, tiny_tensors)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def tiny_settings() -> dict[str, Any]:
     return dict(TINY)
 

@@ -42,7 +42,8 @@ def write_gguf(path: Path, tensors: dict[str, Tensor], architecture: str = "llam
     writer.add_rope_freq_base(10_000.0)
     writer.add_rope_dimension_count(metadata.pop("rope_dimension_count", 16))
     for key, value in metadata.items():
-        writer.add_string(key.replace("__", "."), value)
+        add = writer.add_uint32 if isinstance(value, int) else writer.add_string
+        add(key.replace("__", "."), value)
     for name, tensor in tensors.items():
         writer.add_tensor(name, tensor.numpy())
     writer.write_header_to_file()
@@ -211,7 +212,12 @@ def test_a_missing_tensor_and_a_wrong_shape_are_refused_by_name(
     [
         ({"model_type": "gpt2"}, "model_type"),
         ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"model_type": ["llama"]}, "model_type"),
         ({"attention_bias": True}, "attention_bias"),
+        ({"rope_interleaved": True}, "rope_interleaved"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25}}, "partial_rotary_factor"),
+        ({"model_type": "qwen2", "layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope_type"),
         ({"num_key_value_heads": 3}, "num_heads 4 is no multiple"),
@@ -243,6 +249,68 @@ def test_a_folder_with_a_missing_field_a_missing_tensor_or_a_torn_file_is_refuse
     (folder / "model.safetensors").write_bytes(b"\x10\x00\x00")
     with pytest.raises(WeightsError, match="cannot be read"):
         open_weights(folder)
+
+
+def shard(folder: Path, weight_map: dict[str, str]) -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
+def test_a_folder_whose_shards_are_not_what_its_index_says_is_refused_by_name(
+    tmp_path: Path, save_folder: Save, tiny_settings: dict[str, Any]
+) -> None:
+    norm = "model.norm.weight"
+    folder = save_folder(tmp_path, tiny_settings, {norm: torch.ones(64)})
+    shard(folder, {norm: "model-00001-of-00002.safetensors"})
+    with pytest.raises(WeightsError, match=r"weight_map names model-00001-of-00002\.safetensors, which is missing"):
+        open_weights(folder)
+    for outside in ("../model.safetensors", "/etc/passwd", "model.bin"):
+        shard(folder, {norm: outside})
+        with pytest.raises(WeightsError, match="no safetensors file beside it"):
+            open_weights(folder)
+    shard(folder, {norm: "model.safetensors", "lm_head.weight": "model.safetensors"})
+    with pytest.raises(WeightsError, match=r"tensor lm_head\.weight cannot be read"):
+        open_weights(folder).tensor("lm_head.weight", 259, 64)
+    whole = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(whole[:-8])
+    with pytest.raises(WeightsError, match=r"model\.norm\.weight cannot be read"):
+        open_weights(folder).tensor(norm, 64)
+    (folder / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(WeightsError, match="field weight_map is missing"):
+        open_weights(folder)
+
+
+@pytest.mark.parametrize("kind", [torch.int8, torch.float8_e4m3fn])
+def test_a_tensor_of_a_type_that_needs_scales_is_refused_by_name(
+    tmp_path: Path, save_folder: Save, tiny_settings: dict[str, Any], kind: torch.dtype
+) -> None:
+    folder = save_folder(tmp_path, tiny_settings, {"model.norm.weight": torch.ones(64).to(kind)})
+    with pytest.raises(WeightsError, match=r"model\.norm\.weight holds torch\."):
+        open_weights(folder).tensor("model.norm.weight", 64)
+
+
+def test_a_folder_that_does_not_say_whether_its_embeddings_are_tied_is_read_by_its_tensors(
+    tmp_path: Path, save_folder: Save, tiny_settings: dict[str, Any]
+) -> None:
+    del tiny_settings["tie_word_embeddings"]
+    assert open_weights(
+        save_folder(tmp_path / "tied", tiny_settings, {"model.norm.weight": torch.ones(64)})
+    ).config.tied_embeddings
+    untied = save_folder(tmp_path / "untied", tiny_settings, {"lm_head.weight": torch.ones(259, 64)})
+    assert not open_weights(untied).config.tied_embeddings
+
+
+def test_one_part_of_a_split_gguf_file_is_refused(tmp_path: Path, tiny_tensors: dict[str, Tensor]) -> None:
+    path = write_gguf(tmp_path / "part.gguf", gguf_names(tiny_tensors), split__count=3)
+    with pytest.raises(WeightsError, match=r"split\.count is 3"):
+        open_weights(path)
+
+
+def test_a_tensor_of_a_gguf_file_that_the_forward_would_not_use_is_refused_by_name(
+    tmp_path: Path, tiny_tensors: dict[str, Tensor]
+) -> None:
+    tensors = gguf_names(tiny_tensors) | {"blk.0.attn_q.bias": torch.ones(64)}
+    with pytest.raises(WeightsError, match=r"self_attn\.q_proj\.bias is not part"):
+        open_weights(write_gguf(tmp_path / "biased.gguf", tensors))
 
 
 def test_pickled_weights_are_never_read(tmp_path: Path, tiny_settings: dict[str, Any]) -> None:
