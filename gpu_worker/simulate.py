@@ -11,16 +11,12 @@ import sys
 from collections.abc import Sequence
 
 from gpu_worker.config import positive
-from gpu_worker.simulated import DEVICES
+from gpu_worker.simulated import DEVICES, DeviceProfile
+from gpu_worker.simulation.compare import Comparison, only, spread_table
 from gpu_worker.simulation.report import report, table
 from gpu_worker.simulation.run import Simulation
 from gpu_worker.simulation.stories import STORIES
-from gpu_worker.simulation.traffic import Arrival, Pace
-
-
-def only(arrivals: Sequence[Arrival], name: str) -> list[Arrival]:
-    """Those of one class or one tenant."""
-    return [each for each in arrivals if name in (each.submit.priority_class.label, each.submit.tenant_id)]
+from gpu_worker.simulation.traffic import Pace
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,9 +26,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--alone", metavar="NAME", help="only the requests of this class or tenant")
     parser.add_argument("--noise-percent", type=positive, default=0, metavar="N", help="step times vary by up to this")
+    parser.add_argument(
+        "--compare", action="store_true", help="also run its parts alone: ratios, and targets met or missed"
+    )
+    parser.add_argument(
+        "--seeds", type=positive, default=1, metavar="N", help="with --compare: this many, from --seed on"
+    )
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     found = parser.parse_args(arguments)
     device = DEVICES[found.device]
+    if found.compare:
+        return compare(found.story, device, range(found.seed, found.seed + found.seeds), as_json=found.json)
     arrivals = STORIES[found.story].tell(found.seed, Pace(device))
     if found.alone is not None:
         arrivals = only(arrivals, found.alone)
@@ -44,6 +48,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sys.stdout.write(table(result) + "\n")
     if found.json:
         sys.stdout.write(json.dumps(result) + "\n")
+    return 0
+
+
+def compare(story: str, device: DeviceProfile, seeds: Sequence[int], *, as_json: bool) -> int:
+    """A story of each seed beside its parts. The JSON line is the first seed's, with ``comparison`` for all seeds."""
+    compared = [Comparison(story, device, seed) for seed in seeds]
+    figures = [each.figures() for each in compared]
+    sys.stdout.write(table(compared[0].result) + "\n\n" + spread_table(figures) + "\n")
+    if as_json:
+        comparison = {
+            column[0].name: {
+                "values": [each.value for each in column],
+                "target": column[0].target,
+                "met": all(each.is_met for each in column),
+            }
+            for column in zip(*figures, strict=True)
+        }
+        sys.stdout.write(json.dumps(compared[0].result | {"comparison": comparison}) + "\n")
     return 0
 
 

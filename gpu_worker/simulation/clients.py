@@ -66,7 +66,7 @@ class Clients:
     """
 
     def __init__(self, arrivals: Sequence[Arrival], classes: Sequence[ClassPolicy]) -> None:
-        self.views: dict[tuple[PriorityClass, str], View] = {}
+        self.views: dict[tuple[PriorityClass, str], View] = {}  # by class and key
         self.num_open = 0
         self.num_ended = 0
         self._targets_us = {
@@ -107,7 +107,7 @@ class Clients:
         return due
 
     def _view_of(self, arrival: Arrival) -> View:
-        return self.views.setdefault((arrival.submit.priority_class, arrival.submit.tenant_id), View())
+        return self.views.setdefault((arrival.submit.priority_class, arrival.submit.key_id), View())
 
     def hear(self, messages: Iterable[ToGateway | BadEntry], now_us: int) -> None:
         for message in messages:
@@ -173,9 +173,9 @@ class Clients:
         """All tenants of a class together."""
         return self._sum(view for (each, _), view in self.views.items() if each is priority_class)
 
-    def of_tenant(self, tenant_id: str) -> View:
-        """All classes of a tenant together."""
-        return self._sum(view for (_, each), view in self.views.items() if each == tenant_id)
+    def of_key(self, key_id: str) -> View:
+        """All classes of an API key together; a tenant of the stories has one, of its own name."""
+        return self._sum(view for (_, each), view in self.views.items() if each == key_id)
 
     def all(self) -> View:
         return self._sum(self.views.values())

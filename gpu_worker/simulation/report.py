@@ -71,7 +71,7 @@ def _tenants(outcome: Outcome) -> dict[str, dict[str, Any]]:
         row[1] += usage.prompt_tokens + usage.output_tokens
     rows = {}
     for tenant_id, (gpu_us, tokens) in sorted(used.items()):
-        view = outcome.clients.of_tenant(tenant_id)
+        view = outcome.clients.of_key(tenant_id)
         rows[tenant_id] = {
             "gpu_s": round(gpu_us / 1_000_000, 6),
             "tokens": tokens,

@@ -68,7 +68,7 @@ class Simulation:
         self._worker_bus, self._gateway_bus = self._hub.worker(WORKER_ID), self._hub.gateway(GATEWAY_ID)
         self._telemetry = Telemetry()
         self._class_of: dict[RequestId, PriorityClass] = {}
-        self._timeline, self._gap = Timeline(self._class_of), FairnessGap()
+        self._timeline, self._gap = Timeline(self._class_of, device.cost), FairnessGap()
         self._charges: dict[int, Charges] = {}
         self.scheduler = Scheduler(device.engine_config(), self._policy, device.cost)
         executor = SimulatedExecutor(device, self._clock, noise_percent=noise_percent, seed=seed)

@@ -77,15 +77,15 @@ _OVERLOAD_PER_S = (
 
 
 def overload(seed: int, pace: Pace) -> list[Arrival]:
-    """Twice what the device can do, for two minutes, between two minutes at half of it.
+    """Twice what the device can do, for two minutes, between two calm minutes at half of it.
 
     Three tenants ask alike, with tokens worth 100, 10 and 1: 512 to 1,024 prompt tokens, 32 to 96 out, the first within
-    1 s or not at all. Who is refused comes back when told to, twice. 300 batch requests wait beside them.
+    1 s or not at all. Who is refused comes back when told to, twice. 600 batch requests wait beside them.
     """
     rng = random.Random(seed)
     arrivals = [
         Arrival(0, _batch(pace, f"bulk-{number}", 64 * rng.randint(16, 48), 256), num_tries=_NUM_TRIES)
-        for number in range(300)
+        for number in range(600)
     ]
     start_us = number = 0
     for until_s, per_s in _OVERLOAD_PER_S:
@@ -177,18 +177,19 @@ def _in_order(arrivals: list[Arrival]) -> list[Arrival]:
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """``tell(seed, pace)`` gives its arrivals in order. The questions say what ``--compare`` runs beside it."""
+    """``tell(seed, pace)`` gives its arrivals in order. The rest says what ``--compare`` asks of it."""
 
     tell: Callable[[int, Pace], list[Arrival]]
-    quiet_tenant: str | None = None  # its tail is compared with its tail alone, and the end of the others' work with
-    # that of the same work without tenants
-    has_deadlines: bool = False  # goodput is compared with what the device does when nobody is in a hurry
+    window_s: tuple[int, int]  # while classes or tenants are in each other's way
+    has_targets: bool = False  # those for chats beside a flood of batch
+    quiet_tenant: str | None = None  # its tail against its tail alone; the other's end against that without tenants
+    has_deadlines: bool = False  # goodput against what the device does when nobody is in a hurry
 
 
 STORIES = {
-    "flood": Story(flood),
-    "long_decodes": Story(long_decodes),
-    "tenant_flood": Story(tenant_flood, quiet_tenant="aurora"),
-    "overload": Story(overload, has_deadlines=True),
-    "mixed_day": Story(mixed_day),
+    "flood": Story(flood, (0, 900), has_targets=True),
+    "long_decodes": Story(long_decodes, (0, 600), has_targets=True),
+    "tenant_flood": Story(tenant_flood, (10, 100), quiet_tenant="aurora"),
+    "overload": Story(overload, (60, 180), has_deadlines=True),
+    "mixed_day": Story(mixed_day, (0, 1_440)),
 }

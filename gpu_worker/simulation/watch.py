@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Protocol
@@ -11,10 +11,10 @@ from typing import Protocol
 from gpu_worker.clock import Clock
 from gpu_worker.executor import Executor
 from gpu_worker.simulation.traffic import SECOND_US
+from scheduler_engine.cost import CostConstants
 from scheduler_engine.plan import StepPlan, StepResult
 from scheduler_engine.policy import ClassPolicy, PriorityClass
 from scheduler_engine.request import RequestId
-from scheduler_engine.scheduler import Scheduler
 
 
 class Watcher(Protocol):
@@ -54,16 +54,17 @@ class Second:
     steps: int = 0
     decodes: Counter[PriorityClass] = field(default_factory=Counter)  # rows, summed over steps
     prefill: Counter[PriorityClass] = field(default_factory=Counter)  # tokens, with those computed again
-    progress: Counter[PriorityClass] = field(default_factory=Counter)  # tokens computed for the first time
+    work_ns: Counter[PriorityClass] = field(default_factory=Counter)  # what tokens computed for the first time cost
 
 
 class Timeline:
     """Seconds of a run, and the lengths of its steps. Always: the steps of all seconds are those of ``step_us``."""
 
-    def __init__(self, class_of: Mapping[RequestId, PriorityClass]) -> None:
+    def __init__(self, class_of: Mapping[RequestId, PriorityClass], cost: CostConstants) -> None:
         self.seconds: dict[int, Second] = {}
         self.step_us: Counter[int] = Counter()
         self._class_of = class_of
+        self._cost = cost
         self._computed: dict[RequestId, int] = {}
 
     def step(self, plan: StepPlan, result: StepResult, started_us: int) -> None:
@@ -71,8 +72,8 @@ class Timeline:
         second.busy_us += result.duration_us
         second.steps += 1
         self.step_us[result.duration_us] += 1
-        class_of, computed = self._class_of, self._computed
-        decodes, prefill, progress = second.decodes, second.prefill, second.progress
+        class_of, computed, row_ns = self._class_of, self._computed, self._cost.row_ns
+        decodes, prefill, work_ns = second.decodes, second.prefill, second.work_ns
         for row in plan.rows:
             request_id, count = row.request_id, len(row.token_ids)
             priority_class, end = class_of[request_id], row.start + count
@@ -83,15 +84,28 @@ class Timeline:
             before = computed.get(request_id, 0)
             if end > before:
                 computed[request_id] = end
-                progress[priority_class] += end - before
+                work_ns[priority_class] += row_ns(before, end - before)
 
-    def progress(self, priority_class: PriorityClass, from_us: int, until_us: int) -> int:
-        """Tokens computed for the first time, prompt and output, in steps begun in seconds of ``[from, until)``."""
-        return sum(
-            second.progress[priority_class]
+    def total_work_us(self, from_us: int, until_us: int) -> int:
+        """``work_us`` of all classes."""
+        return sum(self.work_us(priority_class, from_us, until_us) for priority_class in PriorityClass)
+
+    def work_us(self, priority_class: PriorityClass, from_us: int, until_us: int) -> int:
+        """Device time of what a class computed for the first time, prompt and output, without the fixed part of steps:
+        of those begun in seconds of ``[from, until)``. A measure of useful work that no mix of lengths distorts.
+        """
+        work_ns = sum(
+            second.work_ns[priority_class]
             for number, second in self.seconds.items()
             if from_us <= number * SECOND_US < until_us
         )
+        return work_ns // 1_000
+
+
+class Services(Protocol):
+    """The part of an engine that says who waits and what each was charged."""
+
+    def waiting_services(self, priority_class: PriorityClass) -> Sequence[tuple[str, int]]: ...
 
 
 class FairnessGap:
@@ -107,7 +121,7 @@ class FairnessGap:
             priority_class: {} for priority_class in PriorityClass
         }
 
-    def look(self, scheduler: Scheduler) -> None:
+    def look(self, scheduler: Services) -> None:
         """Between two steps. O(tenants waiting, squared)."""
         for priority_class in PriorityClass:
             services = scheduler.waiting_services(priority_class)

@@ -67,7 +67,7 @@ def test_a_request_ends_completed_or_shed() -> None:
     clients.send(0)
     assert clients.num_open == 2
     clients.hear([finished("a"), rejected("b", None)], 9_000)
-    view = clients.of_tenant("aurora")
+    view = clients.of_key("aurora")
     assert (view.requests, view.completed, view.shed, view.no_hint) == (2, 1, 1, 1)
     assert (clients.num_open, clients.num_ended, clients.next_at_us) == (0, 2, None)
 

@@ -27,7 +27,7 @@ def small_flood(seed: int, pace: Pace) -> list[Arrival]:
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(STORIES, "flood", Story(small_flood))
+    monkeypatch.setitem(STORIES, "flood", Story(small_flood, (0, 20)))
 
 
 def test_chats_are_answered_at_once_in_a_flood_and_nothing_is_computed_twice() -> None:
