@@ -1,4 +1,4 @@
-"""``python -m gpu_worker.simulate``: a story on a virtual clock, with the worker's own loop and engine.
+"""``python -m gpu_worker.simulate``: a story or a trace on a virtual clock, with the worker's own loop and engine.
 
 Prints a table, and with ``--json`` one line at the end.
 """
@@ -7,66 +7,121 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from gpu_worker.config import positive
 from gpu_worker.simulated import DEVICES, DeviceProfile
 from gpu_worker.simulation.compare import Comparison, only, spread_table
 from gpu_worker.simulation.report import report, table
-from gpu_worker.simulation.run import Simulation
-from gpu_worker.simulation.stories import STORIES
+from gpu_worker.simulation.run import Outcome, Simulation
+from gpu_worker.simulation.stories import STORIES, Story
+from gpu_worker.simulation.traces import TraceError, TraceFile, read_traces, story_of
 from gpu_worker.simulation.traffic import Pace
+
+_FIRST = "flood"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m gpu_worker.simulate", description=__doc__)
-    parser.add_argument("--story", choices=sorted(STORIES), default="flood")
-    parser.add_argument("--device", choices=sorted(DEVICES), default="h200-8b")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--alone", metavar="NAME", help="only the requests of this class or tenant")
-    parser.add_argument("--noise-percent", type=positive, default=0, metavar="N", help="step times vary by up to this")
-    parser.add_argument(
-        "--compare", action="store_true", help="also run its parts alone: ratios, and targets met or missed"
-    )
-    parser.add_argument(
-        "--seeds", type=positive, default=1, metavar="N", help="with --compare: this many, from --seed on"
-    )
-    parser.add_argument("--json", action="store_true", help="end with one line of JSON")
+    parser = _parser()
     found = parser.parse_args(arguments)
     device = DEVICES[found.device]
+    try:
+        name, story = _story(found, device)
+    except TraceError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
     if found.compare:
-        return compare(found.story, device, range(found.seed, found.seed + found.seeds), as_json=found.json)
-    arrivals = STORIES[found.story].tell(found.seed, Pace(device))
-    if found.alone is not None:
-        arrivals = only(arrivals, found.alone)
-        if not arrivals:
-            parser.error(f"--alone: nobody in {found.story} has the class or tenant {found.alone!r}")
-    simulation = Simulation(device, arrivals, noise_percent=found.noise_percent, seed=found.seed)
-    outcome = simulation.run(show_progress=sys.stderr.isatty())
-    result = report(outcome, story=found.story, seed=found.seed)
-    sys.stdout.write(table(result) + "\n")
+        result = _compare(name, story, device, range(found.seed, found.seed + found.seeds))
+    else:
+        arrivals = story.tell(found.seed, Pace(device))
+        if found.alone is not None:
+            arrivals = only(arrivals, found.alone)
+            if not arrivals:
+                parser.error(f"--alone: nobody in {name} has the class or tenant {found.alone!r}")
+        simulation = Simulation(device, arrivals, noise_percent=found.noise_percent, seed=found.seed)
+        result = report(_run(simulation), story=name, seed=found.seed)
+        sys.stdout.write(table(result) + "\n")
     if found.json:
         sys.stdout.write(json.dumps(result) + "\n")
     return 0
 
 
-def compare(story: str, device: DeviceProfile, seeds: Sequence[int], *, as_json: bool) -> int:
-    """A story of each seed beside its parts. The JSON line is the first seed's, with ``comparison`` for all seeds."""
-    compared = [Comparison(story, device, seed) for seed in seeds]
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m gpu_worker.simulate", description=__doc__)
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--story", choices=sorted(STORIES), help=f"default: {_FIRST}")
+    what.add_argument(
+        "--trace",
+        type=_trace_file,
+        action="append",
+        metavar="[CLASS=]FILE",
+        help="a CSV of lengths (see traces/README.md) instead of a story; several are laid over each other",
+    )
+    parser.add_argument("--speed", type=_speed, default=1.0, metavar="X", help="a trace's gaps are divided by this")
+    parser.add_argument("--limit", type=positive, metavar="N", help="only the first N requests of each trace")
+    parser.add_argument("--device", choices=sorted(DEVICES), default="h200-8b")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--alone", metavar="NAME", help="only the requests of this class or tenant")
+    parser.add_argument("--noise-percent", type=positive, default=0, metavar="N", help="step times vary by up to this")
+    parser.add_argument(
+        "--compare", action="store_true", help="also run its parts alone: ratios, targets met or missed"
+    )
+    parser.add_argument(
+        "--seeds", type=positive, default=1, metavar="N", help="with --compare: this many, from --seed on"
+    )
+    parser.add_argument("--json", action="store_true", help="end with one line of JSON")
+    return parser
+
+
+def _trace_file(text: str) -> TraceFile:
+    try:
+        return TraceFile.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _speed(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a number greater than 0, not {text!r}")
+    return value
+
+
+def _story(found: argparse.Namespace, device: DeviceProfile) -> tuple[str, Story]:
+    if not found.trace:
+        name = found.story or _FIRST
+        return name, STORIES[name]
+    trace = read_traces(found.trace, device, speed=found.speed, limit=found.limit)
+    if trace.num_cut:
+        most = device.shape.max_model_len
+        sys.stderr.write(f"{trace.num_cut} requests were cut to the device's context of {most} tokens\n")
+    return "+".join(file.name for file in found.trace), story_of(trace)
+
+
+def _run(simulation: Simulation) -> Outcome:
+    return simulation.run(show_progress=sys.stderr.isatty())
+
+
+def _compare(name: str, story: Story, device: DeviceProfile, seeds: Sequence[int]) -> dict[str, Any]:
+    """Each seed beside its parts. The result is the first seed's, with ``comparison`` for all of them."""
+    compared = [Comparison(name, story, device, seed, _run) for seed in seeds]
     figures = [each.figures() for each in compared]
     sys.stdout.write(table(compared[0].result) + "\n\n" + spread_table(figures) + "\n")
-    if as_json:
-        comparison = {
-            column[0].name: {
-                "values": [each.value for each in column],
-                "target": column[0].target,
-                "met": all(each.is_met for each in column),
-            }
-            for column in zip(*figures, strict=True)
+    comparison = {
+        column[0].name: {
+            "values": [each.value for each in column],
+            "target": column[0].target,
+            "met": all(each.is_met for each in column),
         }
-        sys.stdout.write(json.dumps(compared[0].result | {"comparison": comparison}) + "\n")
-    return 0
+        for column in zip(*figures, strict=True)
+    }
+    return compared[0].result | {"comparison": comparison}
 
 
 if __name__ == "__main__":

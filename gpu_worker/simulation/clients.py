@@ -177,6 +177,12 @@ class Clients:
         """All classes of an API key together; a tenant of the stories has one, of its own name."""
         return self._sum(view for (_, each), view in self.views.items() if each == key_id)
 
+    def of_other_keys(self, priority_class: PriorityClass, key_id: str) -> View:
+        """All of a class but one."""
+        return self._sum(
+            view for (of_class, each), view in self.views.items() if of_class is priority_class and each != key_id
+        )
+
     def all(self) -> View:
         return self._sum(self.views.values())
 

@@ -10,7 +10,7 @@ from gpu_worker.simulated import DeviceProfile
 from gpu_worker.simulation.clients import View, quantiles_ms
 from gpu_worker.simulation.report import report
 from gpu_worker.simulation.run import Outcome, Simulation
-from gpu_worker.simulation.stories import OVERLOAD_VALUES, STORIES, Story
+from gpu_worker.simulation.stories import OVERLOAD_VALUES, Story
 from gpu_worker.simulation.traffic import SECOND_US, Arrival, Pace
 from scheduler_engine.policy import PolicySnapshot, PriorityClass
 
@@ -49,14 +49,14 @@ class Comparison:
     """A story with one seed on one device, and what it is compared with; the other runs are made by ``figures``."""
 
     def __init__(
-        self, name: str, device: DeviceProfile, seed: int, run: Callable[[Simulation], Outcome] | None = None
+        self, name: str, story: Story, device: DeviceProfile, seed: int, run: Callable[[Simulation], Outcome]
     ) -> None:
-        self.story: Story = STORIES[name]
+        self.story = story
         self._device = device
         self._seed = seed
         self._pace = Pace(device)
         self._arrivals = self.story.tell(seed, self._pace)
-        self._run = run or Simulation.run
+        self._run = run
         self.whole = self._simulate(self._arrivals)
         self.result = report(self.whole, story=name, seed=seed)
 
@@ -65,11 +65,11 @@ class Comparison:
 
     def figures(self) -> list[Figure]:
         found = list(self._calm())
-        if self.story.quiet_tenant is not None:
-            found.extend(self._quiet_tenant(self.story.quiet_tenant))
-        elif self.story.has_deadlines:
+        if self.story.loud_tenant is not None:
+            found.extend(self._loud_tenant(self.story.loud_tenant))
+        if self.story.has_deadlines:
             found.extend(self._deadlines())
-        else:
+        elif only(self._arrivals, BATCH.label):
             found.extend(self._flooded())
         return found
 
@@ -100,21 +100,25 @@ class Comparison:
         share = _ratio(self.whole.timeline.work_us(BATCH, *window), batch.work_us(BATCH, *window))
         yield Figure("batch work, share of batch alone", share, at_least=0.9 if has_targets else None)
 
-    def _quiet_tenant(self, quiet: str) -> Iterator[Figure]:
-        """The quiet tenant alone; and the same work as if it were one tenant's, which isolates nobody."""
-        alone = self._simulate(only(self._arrivals, quiet)).clients.of_key(quiet)
-        ttft_ms, alone_ms = _p99_ms(self.whole.clients.of_key(quiet)), _p99_ms(alone)
-        yield Figure(f"TTFT p99 of {quiet}, ms", ttft_ms)
-        yield Figure(f"TTFT p99 of {quiet} alone, ms", alone_ms)
-        yield Figure("times alone", _ratio(ttft_ms, alone_ms), at_most=2.5)
-        (loud,) = {each.submit.tenant_id for each in self._arrivals} - {quiet}
+    def _loud_tenant(self, loud: str) -> Iterator[Figure]:
+        """The others of its class without it; and the same work as if it were one tenant's, which isolates nobody."""
+        (rank,) = {each.submit.priority_class for each in self._arrivals if each.submit.tenant_id == loud}
+        others = [each for each in self._arrivals if each.submit.tenant_id != loud]
         together = self._simulate(
             [replace(each, submit=replace(each.submit, tenant_id=loud)) for each in self._arrivals]
         )
-        ended_us = self.whole.clients.of_key(loud).last_end_us
-        together_us = together.clients.of_key(loud).last_end_us
-        yield Figure(f"{loud} ends, times without isolation", _ratio(ended_us, together_us), at_most=1.03)
-        yield Figure("Retry-After kept, share", self.result["retry_promise_kept"], at_least=0.9)
+        whole, without = self.whole.clients, self._simulate(others).clients
+        ttft_ms, without_ms = _p99_ms(whole.of_other_keys(rank, loud)), _p99_ms(without.of_class(rank))
+        has_targets = self.story.has_targets
+        yield Figure(f"TTFT p99 of all but {loud}, ms", ttft_ms)
+        yield Figure(f"the same without {loud}, ms", without_ms)
+        yield Figure("the same without isolation, ms", _p99_ms(together.clients.of_other_keys(rank, loud)))
+        yield Figure(f"times without {loud}", _ratio(ttft_ms, without_ms), at_most=2.5 if has_targets else None)
+        ended = _ratio(whole.of_key(loud).last_end_us, together.clients.of_key(loud).last_end_us)
+        yield Figure(f"{loud} ends, times without isolation", ended, at_most=1.03 if has_targets else None)
+        yield Figure(
+            "Retry-After kept, share", self.result["retry_promise_kept"], at_least=0.9 if has_targets else None
+        )
 
     def _deadlines(self) -> Iterator[Figure]:
         """Against what the device does with the same chats when nobody is in a hurry and nothing else is there."""

@@ -181,15 +181,17 @@ class Story:
 
     tell: Callable[[int, Pace], list[Arrival]]
     window_s: tuple[int, int]  # while classes or tenants are in each other's way
-    has_targets: bool = False  # those for chats beside a flood of batch
-    quiet_tenant: str | None = None  # its tail against its tail alone; the other's end against that without tenants
+    has_targets: bool = False  # those of an H200; a trace has none
+    loud_tenant: str | None = (
+        None  # the others' tail against their tail without it; its end against that without tenants
+    )
     has_deadlines: bool = False  # goodput against what the device does when nobody is in a hurry
 
 
 STORIES = {
     "flood": Story(flood, (0, 900), has_targets=True),
     "long_decodes": Story(long_decodes, (0, 600), has_targets=True),
-    "tenant_flood": Story(tenant_flood, (10, 100), quiet_tenant="aurora"),
+    "tenant_flood": Story(tenant_flood, (10, 100), has_targets=True, loud_tenant="nova"),
     "overload": Story(overload, (60, 180), has_deadlines=True),
     "mixed_day": Story(mixed_day, (0, 1_440)),
 }

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass, replace
-from functools import cache
+from typing import cast
 
 from gpu_worker.simulated import DEVICES, DeviceProfile
 from scheduler_engine.policy import PriorityClass
@@ -28,9 +29,10 @@ class Arrival:
         return Arrival(at_us, submit, self.num_tries - 1)
 
 
-@cache
-def _prompt(num_tokens: int) -> tuple[int, ...]:
-    return tuple(range(num_tokens))  # a cost model does not read prompts; equal lengths share one
+def _prompt(response_id: str, num_tokens: int) -> tuple[int, ...]:
+    """A cost model does not read prompts: a range has the length, shares its start with no other, and costs nothing."""
+    start = (zlib.crc32(response_id.encode()) % (1 << 18)) << 13
+    return cast("tuple[int, ...]", range(start, start + num_tokens))
 
 
 def submit_of(
@@ -53,7 +55,7 @@ def submit_of(
         key_id=tenant_id,
         priority_class=priority_class,
         model="simulated",
-        prompt_token_ids=_prompt(prompt_tokens),
+        prompt_token_ids=_prompt(response_id, prompt_tokens),
         max_tokens=max_tokens,
         remaining_hard_deadline_us=deadline_us,
         value_micros=value_micros,
