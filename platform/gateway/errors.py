@@ -46,6 +46,9 @@ class Reason(enum.StrEnum):
     CONTEXT_LENGTH = "context_length"
     MODEL_NOT_FOUND = "model_not_found"
     RESPONSE_NOT_FOUND = "response_not_found"
+    FILE_NOT_FOUND = "file_not_found"
+    BATCH_NOT_FOUND = "batch_not_found"
+    WRONG_STATE = "wrong_state"
     ROUTE_NOT_FOUND = "route_not_found"
     METHOD_NOT_ALLOWED = "method_not_allowed"
     # the tenant's own limits
@@ -55,6 +58,7 @@ class Reason(enum.StrEnum):
     MONEY = "money"
     NEVER_WITHIN_LIMIT = "never_within_limit"
     TOO_MANY_LANES = "too_many_lanes"
+    STORAGE_QUOTA = "storage_quota"
     # the platform
     CAPACITY = "capacity"  # the batch class has none to spare
     OVERLOADED = "overloaded"
@@ -62,6 +66,7 @@ class Reason(enum.StrEnum):
     QUEUE_WAIT = "queue_wait"
     NO_WORKER = "no_worker"
     UNAVAILABLE = "unavailable"
+    STORAGE_FULL = "storage_full"
     WORKER_LOST = "worker_lost"
     CANCELLED = "cancelled"
     FAILED = "failed"
@@ -94,6 +99,9 @@ _TABLE: dict[Reason, Row] = {
     Reason.CONTEXT_LENGTH: Row(400, _INVALID, "context_length_exceeded", Retry.SILENT),
     Reason.MODEL_NOT_FOUND: Row(404, "not_found_error", "model_not_found", Retry.SILENT),
     Reason.RESPONSE_NOT_FOUND: Row(404, "not_found_error", "response_not_found", Retry.SILENT),
+    Reason.FILE_NOT_FOUND: Row(404, "not_found_error", "file_not_found", Retry.SILENT),
+    Reason.BATCH_NOT_FOUND: Row(404, "not_found_error", "batch_not_found", Retry.SILENT),
+    Reason.WRONG_STATE: Row(409, _INVALID, "wrong_state", Retry.NEVER),
     Reason.ROUTE_NOT_FOUND: Row(404, "not_found_error", "route_not_found", Retry.SILENT),
     Reason.METHOD_NOT_ALLOWED: Row(405, _INVALID, "method_not_allowed", Retry.SILENT),
     Reason.REQUESTS_PER_MINUTE: Row(429, "requests", "rate_limit_exceeded", Retry.LATER),
@@ -102,12 +110,14 @@ _TABLE: dict[Reason, Row] = {
     Reason.MONEY: Row(429, "insufficient_quota", "insufficient_quota", Retry.NEVER),
     Reason.NEVER_WITHIN_LIMIT: Row(429, "rate_limit_error", "rate_limit_exceeded", Retry.NEVER),
     Reason.TOO_MANY_LANES: Row(429, "rate_limit_error", "websocket_stream_limit_reached", Retry.LATER),
+    Reason.STORAGE_QUOTA: Row(400, _INVALID, "storage_quota_exceeded", Retry.SILENT),
     Reason.CAPACITY: Row(429, "rate_limit_error", "resource_unavailable", Retry.LATER),
     Reason.OVERLOADED: Row(503, "overloaded", "overloaded", Retry.LATER),
     Reason.DEADLINE: Row(503, "overloaded", "deadline_unreachable", Retry.LATER),
     Reason.QUEUE_WAIT: Row(503, "overloaded", "queue_timeout", Retry.LATER),
     Reason.NO_WORKER: Row(503, "server_error", "no_worker", Retry.LATER),
     Reason.UNAVAILABLE: Row(503, "server_error", "service_unavailable", Retry.LATER),
+    Reason.STORAGE_FULL: Row(503, "server_error", "storage_full", Retry.LATER),
     Reason.WORKER_LOST: Row(503, "server_error", "worker_lost", Retry.LATER),
     Reason.CANCELLED: Row(503, "server_error", "cancelled", Retry.NEVER),
     Reason.FAILED: Row(500, "server_error", "generation_failed", Retry.SILENT),

@@ -23,6 +23,7 @@ from redis.exceptions import RedisError
 from gateway.admission import Admission
 from gateway.auth import Keys as ApiKeys
 from gateway.auth import KeyTable
+from gateway.batches.archive import Archive
 from gateway.door import Door
 from gateway.loads import loads as load_source
 from gateway.policy_feed import PolicyFeed
@@ -59,9 +60,11 @@ class Runtime:
         texts: Sequence[Text],
         body_limit_bytes: int,
         build_gate: Callable[[], bool],
+        archive: Archive | None = None,
     ) -> None:
         self.bus = bus
         self.body_limit_bytes = body_limit_bytes
+        self.archive = archive
         self.keys = ApiKeys(key_table.find)
         self.policy = PolicyFeed(redis, redis_keys, self.keys.forget)
         self.admission = Admission(redis, redis_keys)
@@ -109,6 +112,7 @@ class Runtime:
             texts=[text],
             body_limit_bytes=settings.RUBATO_BODY_LIMIT_BYTES,
             build_gate=GateBuilder(settings.REDIS_URL, redis_keys).build,
+            archive=Archive.from_settings(),
         )
 
     async def start(self) -> None:
@@ -122,6 +126,8 @@ class Runtime:
     async def _start(self) -> None:
         stack = self._stack
         stack.push_async_callback(self._redis.aclose)
+        if self.archive is not None:
+            stack.callback(self.archive.threads.close)
         await self._key_table.open()
         stack.push_async_callback(self._key_table.close)
         await self.bus.open()

@@ -52,6 +52,7 @@ INSTALLED_APPS = [
     "tenants",
     "billing",
     "gateway",
+    "gateway.batches",
     "gateway.console",
 ]
 MIDDLEWARE = [
@@ -104,6 +105,8 @@ CELERY_TIMEZONE = "UTC"
 CELERY_BEAT_SCHEDULE: dict[str, dict[str, Any]] = {
     "statements": {"task": "billing.tasks.close_statements", "schedule": 900.0, "options": {"expires": 900.0}},
     "policy": {"task": "gateway.tasks.publish_policy_if_stale", "schedule": 30.0, "options": {"expires": 30.0}},
+    "batches": {"task": "gateway.batches.tasks.look_after_batches", "schedule": 15.0, "options": {"expires": 15.0}},
+    "files": {"task": "gateway.batches.tasks.sweep_files", "schedule": 60.0, "options": {"expires": 60.0}},
 }
 CELERY_BEAT_SCHEDULE_FILENAME = str(DATA_DIR / "celery-beat-schedule")
 
@@ -116,6 +119,9 @@ RUBATO_MODEL_PATH = os.environ.get("RUBATO_MODEL_PATH", "")  # empty: a vocabula
 RUBATO_DEMO_MODEL_PATH = BASE_DIR / ".models" / "SmolLM2-135M-Instruct.Q4_1.gguf"  # where gpu_worker.demo_model puts it
 RUBATO_REDIS_PREFIX = os.environ.get("RUBATO_REDIS_PREFIX", "rubato:")
 RUBATO_BODY_LIMIT_BYTES = int(os.environ.get("RUBATO_BODY_LIMIT_BYTES", 1_048_576))
+RUBATO_FILES_DIR = os.environ.get("RUBATO_FILES_DIR") or str(DATA_DIR / "files")
+RUBATO_FILE_LIMIT_BYTES = int(os.environ.get("RUBATO_FILE_LIMIT_BYTES", 200 * 1_048_576))
+RUBATO_TENANT_FILES_BYTES = int(os.environ.get("RUBATO_TENANT_FILES_BYTES", 10 * 1_073_741_824))
 RUBATO_KEY_ENVIRONMENT = os.environ.get("RUBATO_KEY_ENVIRONMENT", "demo")  # the <env> of sk_<env>_…
 
 LANGUAGE_CODE = "en"

@@ -13,11 +13,14 @@ from billing import ledger
 from billing.messages import Settlement
 from billing.models import LedgerEntry, Rollup, UsageRequest
 from billing.pricing import Terminal, TokenCounts
+from gateway.batches import services as batch_services
+from gateway.batches.models import Batch, Line, StoredFile
+from gateway.batches.services import NewFile, Owner
 from tenants import services
 from tenants.isolation import IsolationError, tenant
 from tenants.models import ApiKey, Project, QuotaPolicy, Tenant
 
-OF_TENANTS = [Tenant, Project, ApiKey, QuotaPolicy, UsageRequest, LedgerEntry, Rollup]
+OF_TENANTS = [Tenant, Project, ApiKey, QuotaPolicy, UsageRequest, LedgerEntry, Rollup, StoredFile, Batch, Line]
 ROLES = {"default": "app_ops", "tenant": "app_rw", "owner": "app_owner"}
 
 
@@ -30,8 +33,19 @@ def two_tenants(transactional_db: None) -> dict[str, uuid.UUID]:
         project = services.create_project(actor="tests", tenant=made, name="main")
         services.issue_key(actor="tests", project=project, name="first", env="test")
         ledger.apply([_usage(made.id, project.id)])
+        _make_batch(made.id, project.id)
         found[slug] = made.id
     return found
+
+
+def _make_batch(tenant_id: uuid.UUID, project_id: uuid.UUID) -> None:
+    content = NewFile(storage_name=uuid.uuid4().hex, filename="in", num_bytes=1, purpose="batch", lifetime_s=60)
+    owner = Owner(tenant_id=tenant_id, project_id=project_id, key_id=uuid.uuid4(), key_public_id="x" * 12)
+    file = batch_services.keep_file(owner=owner, file=content, limit_bytes=10_000)
+    batch = batch_services.create_batch(
+        owner=owner, endpoint="/v1/chat/completions", input_file_id=file.id, completion_window="24h"
+    )
+    Line.objects.create(tenant_id=tenant_id, batch=batch, number=1, custom_id="a", start=0, num_bytes=1)
 
 
 def _usage(tenant_id: uuid.UUID, project_id: uuid.UUID) -> Settlement:
@@ -101,6 +115,26 @@ def test_tables_of_the_house_are_closed_to_the_tenants_role(two_tenants: dict[st
 def test_the_tenants_role_writes_nothing_at_all(two_tenants: dict[str, uuid.UUID]) -> None:
     with pytest.raises(DatabaseError, match="permission denied"), tenant(two_tenants["stranger"]):
         Tenant.objects.using("tenant").update(name="mine")
+
+
+def test_the_tenants_role_writes_no_line_and_no_answer(two_tenants: dict[str, uuid.UUID]) -> None:
+    with pytest.raises(DatabaseError, match="permission denied"), tenant(two_tenants["stranger"]):
+        Line.objects.using("tenant").update(custom_id="mine")
+    with pytest.raises(DatabaseError, match="permission denied"), tenant(two_tenants["stranger"]):
+        Batch.objects.using("tenant").update(num_completed=1)
+
+
+def test_a_batch_in_another_tenants_name_is_refused_by_the_database(two_tenants: dict[str, uuid.UUID]) -> None:
+    project_id = Project.objects.get(tenant_id=two_tenants["aurora"]).id
+    with pytest.raises(DatabaseError, match="row-level security"), tenant(two_tenants["stranger"]):
+        StoredFile.objects.using("tenant").create(
+            tenant_id=two_tenants["aurora"],
+            project_id=project_id,
+            purpose="batch",
+            filename="x",
+            num_bytes=1,
+            storage_name=uuid.uuid4().hex,
+        )
 
 
 def test_every_table_with_a_tenant_stands_behind_a_forced_policy(db: None) -> None:

@@ -9,7 +9,8 @@ from gateway import metrics
 from gateway.auth import Caller, key_of_request
 from gateway.errors import InvalidRequest, Reason, Refusal, invalid
 from gateway.runtime import Runtime
-from gateway.v1 import chat, models
+from gateway.v1 import batches, chat, files, models
+from gateway.v1.archive import Methods
 from gateway.v1.http import Exchange, Receive, Scope, Send
 
 _METHODS = {"/v1/chat/completions": "POST", "/v1/models": "GET"}
@@ -41,6 +42,9 @@ async def _answer(exchange: Exchange, runtime: Runtime) -> None:
 
 async def _serve(exchange: Exchange, runtime: Runtime) -> None:
     path = exchange.path
+    if (methods := files.methods_of(path) or batches.methods_of(path)) is not None:
+        await _serve_archive(exchange, runtime, methods)
+        return
     method = "GET" if path.startswith(_MODEL_PREFIX) else _METHODS.get(path)
     if method is None:
         raise invalid(Reason.ROUTE_NOT_FOUND, f"There is no {path[:200]} here.")
@@ -56,6 +60,20 @@ async def _serve(exchange: Exchange, runtime: Runtime) -> None:
         await models.list_models(exchange, runtime.door, caller)
     else:
         await models.get_model(exchange, runtime.door, caller, path.removeprefix(_MODEL_PREFIX))
+
+
+async def _serve_archive(exchange: Exchange, runtime: Runtime, methods: Methods) -> None:
+    """Files and batches: not on the way of a token."""
+    handle = methods.get(exchange.method)
+    if handle is None:
+        allowed = ", ".join(sorted(methods))
+        refusal = Refusal(reason=Reason.METHOD_NOT_ALLOWED, message=f"Use {allowed} here.")
+        await exchange.refuse(refusal, {"allow": allowed})
+        return
+    caller = await _authenticate(exchange, runtime)
+    if runtime.archive is None:
+        raise invalid(Reason.UNAVAILABLE, "This gateway keeps no files.")
+    await handle(exchange, runtime.archive, caller)
 
 
 async def _authenticate(exchange: Exchange, runtime: Runtime) -> Caller:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -82,6 +82,26 @@ class Exchange:
         except TimeoutError as error:
             raise invalid(Reason.BODY_TOO_SLOW, f"The body took longer than {BODY_S:.0f} s.") from error
         return b"".join(parts)
+
+    async def body_parts(self, limit_bytes: int) -> AsyncIterator[bytes]:
+        """The body as it arrives. Raises InvalidRequest above the limit, broken off, and when nothing comes."""
+        too_large = invalid(Reason.BODY_TOO_LARGE, f"The body may have at most {limit_bytes} bytes.")
+        announced = self.header(b"content-length")
+        if announced.isascii() and announced.isdigit() and int(announced) > limit_bytes:
+            raise too_large
+        size = 0
+        while not self._body_is_read:
+            try:
+                async with asyncio.timeout(BODY_S):
+                    part = await self._body_part()
+            except BodyBroken as error:
+                raise invalid(Reason.INVALID_REQUEST, "The body broke off, or is not framed as announced.") from error
+            except TimeoutError as error:
+                raise invalid(Reason.BODY_TOO_SLOW, f"Nothing of the body came for {BODY_S:.0f} s.") from error
+            size += len(part)
+            if size > limit_bytes:
+                raise too_large
+            yield part
 
     async def discard_body(self) -> None:
         """Read what is left of a body that is refused, within bounds."""

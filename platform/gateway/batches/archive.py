@@ -1,0 +1,44 @@
+"""What the routes of files and batches stand on: the disk, a few database threads, and limits. Refuses to know HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from django.conf import settings
+from django.db import InterfaceError, OperationalError
+from psycopg_pool import PoolTimeout
+
+from gateway.batches.storage import Storage
+from gateway.database_threads import DatabaseThreads
+from gateway.errors import Reason, invalid
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Archive:
+    """Always: what one tenant may keep is bounded."""
+
+    storage: Storage
+    threads: DatabaseThreads = field(default_factory=DatabaseThreads)
+    file_limit_bytes: int
+    tenant_limit_bytes: int
+    uploads: dict[str, int] = field(default_factory=dict)  # under way, by tenant
+
+    @classmethod
+    def from_settings(cls) -> Archive:
+        return cls(
+            storage=Storage(Path(settings.RUBATO_FILES_DIR)),
+            file_limit_bytes=settings.RUBATO_FILE_LIMIT_BYTES,
+            tenant_limit_bytes=settings.RUBATO_TENANT_FILES_BYTES,
+        )
+
+    async def ask(self, work: Callable[[], Result]) -> Result:
+        """Database work in a thread. Raises InvalidRequest (503) while the database does not answer."""
+        try:
+            return await self.threads.run(work)
+        except (OperationalError, InterfaceError, PoolTimeout) as error:
+            raise invalid(Reason.UNAVAILABLE, "Files and batches cannot be looked up now.") from error

@@ -1,0 +1,89 @@
+"""What the routes of files and batches share: handlers by method, queries, pages, and the words for what is not there.
+
+Refuses to know SQL and the Bus.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import datetime
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl
+from uuid import UUID
+
+import msgspec
+
+from gateway.auth import Caller
+from gateway.batches import ids
+from gateway.batches.archive import Archive
+from gateway.batches.selectors import Page
+from gateway.batches.services import Owner
+from gateway.errors import Reason, Refusal, invalid
+from gateway.v1.http import Exchange
+
+Result = TypeVar("Result")
+DEFAULT_PAGE = 20
+encode = msgspec.json.Encoder().encode
+_DIGITS = re.compile(r"[0-9]{1,6}\Z")
+
+
+Handler = Callable[[Exchange, Archive, Caller], Awaitable[None]]
+Methods = Mapping[str, Handler]
+
+
+def owner_of(caller: Caller) -> Owner:
+    return Owner(
+        tenant_id=UUID(caller.tenant_id),
+        project_id=UUID(caller.project_id),
+        key_id=UUID(caller.key_id),
+        key_public_id=caller.public_id,
+    )
+
+
+def seconds(moment: datetime | None) -> int | None:
+    """As the API writes moments."""
+    return None if moment is None else int(moment.timestamp())
+
+
+def query_of(exchange: Exchange, *known: str) -> dict[str, str]:
+    """Raises InvalidRequest for a name that is not known, or comes twice."""
+    query: dict[str, str] = {}
+    for name, value in parse_qsl(exchange.scope["query_string"].decode("latin-1"), keep_blank_values=True):
+        if name not in known:
+            raise invalid(Reason.UNKNOWN_PARAMETER, f"Unknown parameter: {name[:80]!r}.", name[:80])
+        if name in query:
+            raise invalid(Reason.INVALID_VALUE, f"{name!r} is given more than once.", name)
+        query[name] = value
+    return query
+
+
+def limit_of(query: Mapping[str, str], most: int) -> int:
+    """Raises InvalidRequest."""
+    text = query.get("limit", str(DEFAULT_PAGE))
+    if not _DIGITS.match(text) or not 1 <= int(text) <= most:
+        raise invalid(Reason.INVALID_VALUE, f"'limit' must be a whole number from 1 to {most}.", "limit")
+    return int(text)
+
+
+def after_of(query: Mapping[str, str], prefix: str) -> UUID | None:
+    """Raises InvalidRequest for what cannot be an id; any id is a place in the list, whoever's it is."""
+    text = query.get("after")
+    if text is None:
+        return None
+    found = ids.parse(prefix, text)
+    if found is None:
+        raise invalid(Reason.INVALID_VALUE, f"'after' must be an id like {prefix}….", "after")
+    return found
+
+
+def listed(page: Page[Any], shown: Callable[[Any], dict[str, Any]]) -> bytes:
+    """A list as the cursor pages of the official client read it."""
+    data = [shown(row) for row in page.rows]
+    ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"first_id": None, "last_id": None}
+    return encode({"object": "list", "data": data, **ends, "has_more": page.has_more})
+
+
+def not_found(reason: Reason, what: str, text: str, param: str = "id") -> Refusal:
+    """The same words for what is unknown, somebody else's, deleted and expired."""
+    return Refusal(reason=reason, message=f"No such {what}: {text[:80]!r}.", param=param)
