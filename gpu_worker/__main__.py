@@ -29,6 +29,7 @@ from wire.redis_bus import RedisWorkerBus
 from wire.vocabulary import load as load_vocabulary
 
 if TYPE_CHECKING:
+    from gpu_worker.recording import Recorder
     from wire.vocabulary import Vocabulary
 
 
@@ -78,9 +79,18 @@ def _simulated_device(config: WorkerConfig, clock: Clock, vocabulary: Vocabulary
 
 
 def build_service(
-    config: WorkerConfig, device: Device, policy: PolicySnapshot, bus: WorkerBus, clock: Clock
+    config: WorkerConfig,
+    device: Device,
+    policy: PolicySnapshot,
+    bus: WorkerBus,
+    clock: Clock,
+    recorder: Recorder | None = None,
 ) -> WorkerService:
     """The service; each epoch gets a fresh engine and fresh counters."""
+
+    def engine_of(epoch: int) -> Scheduler:
+        made_of = (device.engine, policy, device.cost)
+        return Scheduler(*made_of) if recorder is None else recorder.scheduler(*made_of, epoch=epoch)
 
     def make_loop(epoch: int) -> WorkerLoop:
         return WorkerLoop(
@@ -90,7 +100,7 @@ def build_service(
                 model=device.model,
                 max_model_len=device.engine.max_model_len,
             ),
-            scheduler=Scheduler(device.engine, policy, device.cost),
+            scheduler=engine_of(epoch),
             executor=device.executor,
             clock=clock,
             token_bytes=device.token_bytes,
@@ -112,6 +122,14 @@ def build_service(
     )
 
 
+def _recorder(config: WorkerConfig, device: Device) -> Recorder | None:
+    if config.record is None:
+        return None
+    from gpu_worker.recording import Recorder  # msgspec: only where a log is written
+
+    return Recorder(config.record, config.record_mib * MIB, worker_id=config.worker_id, model=device.model)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     config = parse(arguments)
     clock = MonotonicClock()
@@ -121,11 +139,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ConfigError, ModelFileError) as error:
         say(f"gpu_worker: {error}")
         return 2
-    service = build_service(config, device, policy, RedisWorkerBus(config.redis_url, config.worker_id), clock)
+    recorder = _recorder(config, device)
+    bus = RedisWorkerBus(config.redis_url, config.worker_id)
+    service = build_service(config, device, policy, bus, clock, recorder)
     signal.signal(signal.SIGTERM, lambda number, frame: service.ask_drain())
     signal.signal(signal.SIGINT, lambda number, frame: service.ask_drain())
     signal.signal(signal.SIGUSR1, lambda number, frame: service.ask_dump())
-    all_sent = service.run()
+    try:
+        all_sent = service.run()
+    finally:
+        if recorder is not None:
+            recorder.close()
     device.executor.close()
     return 0 if all_sent else 1
 

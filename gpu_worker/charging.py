@@ -66,4 +66,5 @@ def _counters(response: Response, ends: Sequence[Finished], bytes_per_block: int
         recomputed_tokens=sum(counters.recomputed_tokens for counters in each),
         swapped_bytes=sum(counters.swapped_blocks for counters in each) * bytes_per_block,
         gpu_us=sum(counters.gpu_us for counters in each),
+        waits=max(each, key=lambda counters: counters.queue_us).waits,
     )

@@ -34,6 +34,8 @@ class WorkerConfig:
     device: DeviceProfile
     policy: Path | None
     drain_limit_s: int
+    record: Path | None
+    record_mib: int
 
 
 def parse(arguments: Sequence[str] | None = None) -> WorkerConfig:
@@ -50,6 +52,8 @@ def parse(arguments: Sequence[str] | None = None) -> WorkerConfig:
     parser.add_argument("--device-profile", choices=sorted(DEVICES), default="cpu-smollm2")
     parser.add_argument("--policy", type=Path, metavar="FILE", help="policy to start with, as JSON")
     parser.add_argument("--drain-limit", type=positive, default=20, metavar="SECONDS")
+    parser.add_argument("--record", type=Path, metavar="DIR", help="write down all that the engine is told, for replay")
+    parser.add_argument("--record-mib", type=positive, default=256, metavar="N", help="of the newest are kept (256)")
     found = parser.parse_args(arguments)
     return WorkerConfig(
         executor=found.executor,
@@ -63,6 +67,8 @@ def parse(arguments: Sequence[str] | None = None) -> WorkerConfig:
         device=DEVICES[found.device_profile],
         policy=found.policy,
         drain_limit_s=found.drain_limit,
+        record=found.record,
+        record_mib=found.record_mib,
     )
 
 

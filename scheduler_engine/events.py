@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from scheduler_engine.request import RequestId
 
@@ -71,9 +72,24 @@ class Rejected:
     retry_after_us: int | None
 
 
+class Wait(NamedTuple):
+    """Time in which a request did not run, for one cause: ``queued`` before its first start, ``paused`` after.
+
+    ``cause`` is the label of a ``record.Cause``; ``held_by`` the class that had what was missing, "" for none.
+    """
+
+    phase: str
+    cause: str
+    held_by: str
+    duration_us: int
+
+
 @dataclass(frozen=True, slots=True)
 class RequestCounters:
-    """What one request cost. Durations in microseconds; recomputed work is recorded and never billed."""
+    """What one request cost. Durations in microseconds; recomputed work is recorded and never billed.
+
+    ``waits`` of phase "queued" sum to ``queue_us``, exactly.
+    """
 
     queue_us: int = 0
     ttft_us: int | None = None
@@ -85,6 +101,7 @@ class RequestCounters:
     recomputed_tokens: int = 0
     swapped_blocks: int = 0
     gpu_us: int = 0
+    waits: tuple[Wait, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

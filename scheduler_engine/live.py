@@ -177,4 +177,5 @@ class LiveRequest:
             recomputed_tokens=self.recomputed_tokens,
             swapped_blocks=self.swapped_blocks,
             gpu_us=self.gpu_us,
+            waits=self.waits.told(),
         )

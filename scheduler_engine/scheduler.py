@@ -142,6 +142,11 @@ class Scheduler:
         return explain(self._state, request_id)
 
     @property
+    def num_live(self) -> int:
+        """Requests that have been let in and have not ended."""
+        return len(self._state.lives)
+
+    @property
     def digest(self) -> str:
         """Of every plan and decision up to the step applied last, in hexadecimal."""
         return self._state.journal.chain.digest.hex()

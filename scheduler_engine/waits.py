@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from scheduler_engine.events import Wait
 from scheduler_engine.fairness import Account
 from scheduler_engine.policy import PriorityClass
 from scheduler_engine.record import Cause
@@ -60,6 +61,15 @@ class WaitLog:
     def add(self, key: int, duration_us: int) -> None:
         shares = self.paused if self.has_started else self.queued
         shares[key] = shares.get(key, 0) + duration_us
+
+    def told(self) -> tuple[Wait, ...]:
+        """What has been booked, as values for the world."""
+        return tuple(
+            Wait(phase, share.cause.label, "" if share.holder is None else share.holder.label, share.duration_us)
+            for phase, shares in (("queued", self.queued), ("paused", self.paused))
+            if shares
+            for share in shares_of(shares)
+        )
 
     def copy(self) -> WaitLog:
         other = WaitLog()

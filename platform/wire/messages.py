@@ -144,7 +144,11 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCounters:
-    """What the response cost, summed over its choices."""
+    """What the response cost, summed over its choices.
+
+    ``waits``: where the time of the choice that waited longest went; those of phase "queued" (before its first start;
+    the other is "paused") sum to ``queue_us``. Causes are the labels of the engine's ``record.Cause``.
+    """
 
     queue_us: int = 0
     ttft_us: int | None = None
@@ -156,6 +160,7 @@ class EngineCounters:
     recomputed_tokens: int = 0
     swapped_bytes: int = 0
     gpu_us: int = 0
+    waits: tuple[tuple[str, str, str, int], ...] = ()  # (phase, cause, class that had what was missing or "", us)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from typing import IO, Any
 import pytest
 
 from gateway.embedded import EmbeddedValkey, running
+from gpu_worker import replay
 from gpu_worker.__main__ import main
 from gpu_worker.config import ConfigError, parse, sized, starting_policy
 from scheduler_engine.policy import PolicySnapshot, cpu_classes, gpu_classes, snapshot_to_dict
@@ -31,9 +32,9 @@ LIMIT_S = 30.0
 class WorkerProcess:
     """A worker in a process of its own. Always: its lines are read as they come, so that it never blocks on a pipe."""
 
-    def __init__(self, url: str, root: Path, worker_id: str = "") -> None:
+    def __init__(self, url: str, root: Path, worker_id: str = "", *arguments: str) -> None:
         self.worker_id = worker_id or f"w-{uuid.uuid4().hex}"
-        command = [sys.executable, "-m", "gpu_worker", "--executor=simulated", "--device-profile=toy"]
+        command = [sys.executable, "-m", "gpu_worker", "--executor=simulated", "--device-profile=toy", *arguments]
         environment = {**os.environ, "REDIS_URL": url, "PYTHONPATH": f"{root}{os.pathsep}{root / 'platform'}"}
         self.process = subprocess.Popen(
             [*command, f"--worker-id={self.worker_id}"], stderr=subprocess.PIPE, text=True, env=environment, cwd=root
@@ -138,6 +139,29 @@ async def test_a_worker_that_was_killed_comes_back_under_a_later_epoch_and_witho
     assert end.response_id != for_the_dead.response_id
     assert await gateway.output(for_the_dead.response_id) is None
     assert second.end(signal.SIGTERM) == 0
+
+
+async def test_what_a_worker_recorded_before_it_was_killed_replays_and_explains(
+    valkey_url: str,
+    project_root: Path,
+    gateway: RedisGatewayBus,
+    small_worker: Any,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    worker = WorkerProcess(valkey_url, project_root, "", f"--record={tmp_path}")
+    worker.wait_for("ready")
+    submit = small_worker.submit(uuid.uuid4().hex, gateway_id=gateway.gateway_id, max_tokens=25)
+    _, end = await ask(gateway, worker, submit)
+    assert sum(wait[3] for wait in end.counters.waits if wait[0] == "queued") == end.counters.queue_us
+    await asyncio.sleep(0.2)  # what a worker that falls idle hands to its disk is not acknowledged to anybody
+    assert worker.end(signal.SIGKILL) == -signal.SIGKILL
+    assert replay.main([str(tmp_path), f"--explain={submit.response_id}/0", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (result["equal"], result["cut"]) == (True, True)
+    assert result["steps"] >= 26
+    assert result["explanation"]["outcome"] == "length"
+    assert result["explanation"]["queue_us"] == end.counters.queue_us
 
 
 async def test_a_redis_that_restarts_in_the_middle_of_a_stream_costs_a_pause_and_no_token(

@@ -74,6 +74,10 @@ def test_who_comes_in_the_middle_of_a_step_waits_for_its_end() -> None:
     found = explained(world, chat)
     assert found.queued == (WaitShare(Cause.STEP_UNDER_WAY, None, 5_500),)
     assert found.text == "waited 6 ms: 6 ms for the end of the step that was under way"
+    world.finish()
+    finished = world.story(chat).finished
+    assert finished is not None
+    assert finished.counters.waits == (("queued", "step_under_way", "", 5_500),)
 
 
 def test_a_batch_that_waits_for_slots_is_told_who_has_them() -> None:

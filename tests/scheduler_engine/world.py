@@ -267,6 +267,8 @@ class World:
         for finished in events.finished:
             story = self.stories[finished.request_id]
             assert not story.has_ended, f"{finished.request_id} ended twice"
+            queued_us = sum(wait.duration_us for wait in finished.counters.waits if wait.phase == "queued")
+            assert queued_us == finished.counters.queue_us, f"{finished.request_id}: the causes are not the wait"
             story.finished = finished
         for rejected in events.rejected:
             story = self.stories[rejected.request_id]

@@ -104,6 +104,7 @@ def _gateway(options: PlatformOptions, environment: Mapping[str, str]) -> Proces
 
 def _worker(options: PlatformOptions, environment: Mapping[str, str]) -> ProcessSpec:
     command = [sys.executable, "-m", "gpu_worker", f"--executor={options.executor}", f"--worker-id={WORKER_ID}"]
+    command += [f"--record={options.data / 'recorded'}"]
     if options.model is not None:
         command += [f"--model={options.model}"]
     if options.kv_mib is not None:

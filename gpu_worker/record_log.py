@@ -1,0 +1,181 @@
+"""The recorded log as a file: what an entry is, how entries become frames, and how much of a file can be trusted.
+
+A file is a magic line, a format byte, then frames of (length, CRC-32, deflated msgpack array of entries). A frame that
+was being written when the process died is recognised and left out. Knows bytes; refuses to know what entries mean.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+MAGIC = b"rubato recorded log\n"
+FORMAT = 1
+SUFFIX = ".rlog"
+_FRAME = struct.Struct("<II")
+_MOST_FRAME_BYTES = 1 << 30
+
+
+class LogError(Exception):
+    """A log that cannot be read; the sentence says which file, where and why."""
+
+
+class Boot(msgspec.Struct, array_like=True, tag="boot", frozen=True):
+    """First in each file: what the engine was made of, and, in a file that continues another, its state.
+
+    ``engine`` is the fingerprint of the engine's source. ``digest`` is that of the step before the first one here.
+    """
+
+    started_unix_us: int
+    worker_id: str
+    epoch: int
+    model: str
+    engine: str
+    config: dict[str, Any]
+    cost: dict[str, Any]
+    policy: dict[str, Any]
+    now_us: int
+    step: int
+    digest: str
+    checkpoint: bytes | None = None
+
+
+class Submitted(msgspec.Struct, array_like=True, tag="submit", frozen=True):
+    """``fields`` of the Request that differ from its defaults, without token ids. ``token_ids`` only where asked."""
+
+    at_us: int
+    fields: dict[str, Any]
+    num_prompt_tokens: int
+    num_delivered_tokens: int = 0
+    token_ids: tuple[int, ...] | None = None
+
+
+class Cancelled(msgspec.Struct, array_like=True, tag="cancel", frozen=True):
+    at_us: int
+    request_id: str
+    reason: str
+
+
+class Policy(msgspec.Struct, array_like=True, tag="policy", frozen=True):
+    policy: dict[str, Any]
+
+
+class Drained(msgspec.Struct, array_like=True, tag="drain", frozen=True):
+    """From the next plan on nobody was let in."""
+
+
+class Stepped(msgspec.Struct, array_like=True, tag="step", frozen=True):
+    """One plan and its result. Rows are named by their index in the plan.
+
+    ``link``: first four bytes of the digest after the step. ``records``: the step's decision records.
+    """
+
+    planned_us: int
+    applied_us: int
+    duration_us: int
+    link: bytes
+    records: bytes = b""
+    stopped_rows: tuple[int, ...] = ()
+    failed_rows: tuple[tuple[int, str, bool], ...] = ()
+    completed_copies: tuple[str, ...] = ()
+
+
+class Closed(msgspec.Struct, array_like=True, tag="closed", frozen=True):
+    """Last in a file that was closed in order. ``is_end``: nothing follows in another one."""
+
+    num_steps: int
+    digest: str
+    is_end: bool
+
+
+Entry = Boot | Submitted | Cancelled | Policy | Drained | Stepped | Closed
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(list[Entry])
+
+
+def frame(entries: Sequence[Entry]) -> bytes:
+    body = zlib.compress(_encoder.encode(entries), 1)
+    return _FRAME.pack(len(body), zlib.crc32(body)) + body
+
+
+def begin(file: BinaryIO) -> None:
+    file.write(MAGIC + bytes([FORMAT]))
+
+
+class LogFile:
+    """One file, read from its beginning. ``is_cut`` becomes True where the file ends in the middle of a frame.
+
+    Raises LogError for a file that is none, is of a newer format, or is damaged before its end.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.is_cut = False
+        try:
+            self.num_bytes = path.stat().st_size
+            with path.open("rb") as file:
+                self._check_head(file.read(len(MAGIC) + 1))
+        except OSError as error:
+            raise LogError(f"{path}: {error.strerror}") from error
+
+    def _check_head(self, head: bytes) -> None:
+        if not head.startswith(MAGIC) or len(head) == len(MAGIC):
+            raise LogError(f"{self.path} is not a recorded log: it does not begin with {MAGIC.decode().strip()!r}")
+        if head[-1] != FORMAT:
+            raise LogError(f"{self.path} has format {head[-1]}, and this program reads format {FORMAT}")
+
+    def boot(self) -> Boot:
+        """Its first entry."""
+        for _, entries in self.frames():
+            if isinstance(entries[0], Boot):
+                return entries[0]
+            break
+        raise LogError(f"{self.path} does not begin with what the engine was made of: its first frame is missing")
+
+    def frames(self) -> Iterator[tuple[int, list[Entry]]]:
+        """(offset of its end, entries) of each whole frame."""
+        with self.path.open("rb") as file:
+            offset = len(file.read(len(MAGIC) + 1))
+            while head := file.read(_FRAME.size):
+                body = b""
+                if len(head) == _FRAME.size:
+                    length, checksum = _FRAME.unpack(head)
+                    body = file.read(min(length, _MOST_FRAME_BYTES))
+                if len(head) < _FRAME.size or len(body) < length:
+                    self.is_cut = True
+                    return
+                yield offset + len(head) + len(body), self._entries(body, checksum, offset)
+                offset += len(head) + len(body)
+
+    def _entries(self, body: bytes, checksum: int, offset: int) -> list[Entry]:
+        if zlib.crc32(body) != checksum:
+            raise LogError(f"{self.path} is damaged at byte {offset}: the checksum of a frame is wrong")
+        try:
+            return _decoder.decode(zlib.decompress(body))
+        except (zlib.error, msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise LogError(f"{self.path}: the frame at byte {offset} cannot be understood: {error}") from error
+
+
+def log_files(path: Path) -> list[LogFile]:
+    """The file, or a folder's newest files that continue one another, oldest first. Raises LogError."""
+    if not path.is_dir():
+        return [LogFile(path)]
+    run: list[LogFile] = []
+    origin: tuple[str, int, str] | None = None
+    for file in (LogFile(found) for found in sorted(path.glob(f"*{SUFFIX}"), reverse=True)):
+        boot = file.boot()
+        if run and origin != (boot.worker_id, boot.epoch, boot.model):
+            break
+        origin = (boot.worker_id, boot.epoch, boot.model)
+        run.append(file)
+        if boot.checkpoint is None:
+            break
+    if not run:
+        raise LogError(f"{path} holds no recorded log (*{SUFFIX})")
+    return run[::-1]

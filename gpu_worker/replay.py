@@ -1,0 +1,137 @@
+"""``python -m gpu_worker.replay LOG``: does the engine decide again what it decided; with ``--policy``, what if not.
+
+Status 0: every step is as it was recorded (or the what-if has been answered); 1: a step is not; 2: the log, the policy
+or the command line cannot be used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gpu_worker.checkpoint import fingerprint
+from gpu_worker.outage import say
+from gpu_worker.record_log import LogError, LogFile, log_files
+from gpu_worker.rerun import Diverged, replay
+from scheduler_engine.explain import Explanation
+from scheduler_engine.request import RequestId
+
+DIVERGED, UNUSABLE = 1, 2
+
+
+class ProgressBar:
+    """On a terminal only. Always: at most a hundred lines are drawn."""
+
+    def __init__(self) -> None:
+        self._is_shown = sys.stderr.isatty()
+        self._drawn = -1
+
+    def show(self, doing: str, done: float) -> None:
+        percent = int(100 * done)
+        if self._is_shown and percent != self._drawn:
+            self._drawn = percent
+            filled = 30 * percent // 100
+            sys.stderr.write(f"\r[{'#' * filled}{'.' * (30 - filled)}] {percent:3} % {doing}\033[K")
+            sys.stderr.flush()
+
+    def clear(self) -> None:
+        if self._is_shown:
+            sys.stderr.write("\r\033[K")
+
+
+def _replay(files: Sequence[LogFile], request_id: str | None, bar: ProgressBar) -> dict[str, Any]:
+    found = replay(files, progress=lambda done, total: bar.show("replaying", done / total))
+    result: dict[str, Any] = {
+        "files": [str(file.path) for file in files],
+        "steps": found.num_steps - files[0].boot().step,
+        "digest": found.digest,
+        "equal": True,
+        "cut": found.is_cut,
+    }
+    if request_id is not None:
+        explanation = found.engine.explain(RequestId(request_id))
+        result["explanation"] = None if explanation is None else explained(explanation)
+    return result
+
+
+def explained(explanation: Explanation) -> dict[str, Any]:
+    """Plain data for JSON."""
+    return {
+        "request_id": explanation.request_id,
+        "tenant_id": explanation.tenant_id,
+        "priority_class": explanation.priority_class.label,
+        "outcome": explanation.outcome,
+        "text": explanation.text,
+        "total_us": explanation.total_us,
+        "queue_us": explanation.queue_us,
+        "paused_us": explanation.paused_us,
+        "ttft_us": explanation.ttft_us,
+        "waits": [
+            {
+                "phase": phase,
+                "cause": share.cause.label,
+                "held_by": None if share.holder is None else share.holder.label,
+                "us": share.duration_us,
+            }
+            for phase, shares in (("queued", explanation.queued), ("paused", explanation.paused))
+            for share in shares
+        ],
+        "timeline": [{"at_us": entry.at_us, "text": entry.text} for entry in explanation.timeline],
+        "is_whole": explanation.is_whole,
+    }
+
+
+def _told(result: dict[str, Any]) -> str:
+    """The outcome of a replay, for a person."""
+    lines = [f"{result['steps']} steps decided again as they were recorded; digest {result['digest']}"]
+    if result["cut"]:
+        lines.append("the log ends in the middle: its process died, or is still writing")
+    if "explanation" in result:
+        explanation = result["explanation"]
+        if explanation is None:
+            lines.append("the request is not in the log, or was not among the last to end")
+        else:
+            lines.append(f"{explanation['request_id']} ({explanation['tenant_id']}): {explanation['text']}")
+            lines += [f"  {entry['at_us'] / 1_000:10,.1f} ms  {entry['text']}" for entry in explanation["timeline"]]
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m gpu_worker.replay", description=__doc__)
+    parser.add_argument("log", type=Path, metavar="LOG", help="a recorded log, or the folder that a worker records to")
+    parser.add_argument("--explain", metavar="REQUEST", help="why this request waited")
+    parser.add_argument("--json", action="store_true", help="end with one line of JSON")
+    found = parser.parse_args(arguments)
+    bar = ProgressBar()
+    try:
+        files = log_files(found.log)
+        recorded_by = files[0].boot().engine
+        if recorded_by != fingerprint():
+            say(f"recorded by engine {recorded_by}, and this is engine {fingerprint()}: differences may be meant")
+        result = _replay(files, found.explain, bar)
+        text = _told(result)
+    except Diverged as error:
+        bar.clear()
+        difference = error.difference
+        result = {"equal": False, "step": difference.step, "reason": difference.reason}
+        for side, record in (("recorded", difference.recorded), ("replayed", difference.found)):
+            result[side] = None if record is None else record._asdict()
+        sys.stdout.write(f"{difference}\n" + (json.dumps(result) + "\n" if found.json else ""))
+        return DIVERGED
+    except LogError as error:
+        bar.clear()
+        say(f"gpu_worker.replay: {error}")
+        return UNUSABLE
+    bar.clear()
+    sys.stdout.write(text + "\n")
+    if found.json:
+        sys.stdout.write(json.dumps(result) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,215 @@
+"""A recorded log told again to the same engine, step by step, and the first step in which it decided otherwise.
+
+Knows entries and the engine's verbs; refuses to judge what was decided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, assert_never
+
+from gpu_worker import checkpoint
+from gpu_worker.checkpoint import CheckpointError
+from gpu_worker.record_log import (
+    Boot,
+    Cancelled,
+    Closed,
+    Drained,
+    Entry,
+    LogError,
+    LogFile,
+    Policy,
+    Stepped,
+    Submitted,
+)
+from scheduler_engine.config import EngineConfig
+from scheduler_engine.cost import CostConstants
+from scheduler_engine.errors import EngineError, PolicyError
+from scheduler_engine.events import StepEvents
+from scheduler_engine.plan import RowFailure, StepPlan, StepResult
+from scheduler_engine.policy import PolicySnapshot, PriorityClass, snapshot_from_dict
+from scheduler_engine.record import DecisionRecord, unpack_all
+from scheduler_engine.request import Request, RequestId
+from scheduler_engine.scheduler import Scheduler
+
+Progress = Callable[[int, int], None]  # bytes read, bytes in all
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first step that is not as it was recorded. A record is None where the other side has one more."""
+
+    step: int
+    reason: str
+    recorded: DecisionRecord | None
+    found: DecisionRecord | None
+
+    def __str__(self) -> str:
+        if self.recorded is None and self.found is None:
+            return f"step {self.step}: {self.reason}"
+        return f"step {self.step}: {self.reason}\n  recorded: {self.recorded}\n  replayed: {self.found}"
+
+
+class Diverged(Exception):
+    """The engine decided otherwise than it is recorded to have."""
+
+    def __init__(self, difference: Difference) -> None:
+        super().__init__(str(difference))
+        self.difference = difference
+
+
+class Listener:
+    """What somebody may want to see of a rerun. Does nothing; override what is of interest."""
+
+    def told(self, entry: Entry, engine: Scheduler) -> None:
+        """An input or a Boot, before it is told to the engine."""
+
+    def planned(self, plan: StepPlan, entry: Stepped) -> None:
+        """Before the result is applied: rows are live views."""
+
+    def applied(self, plan: StepPlan, events: StepEvents, entry: Stepped, engine: Scheduler) -> None:
+        """After it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """A whole log told again without a difference."""
+
+    num_steps: int
+    digest: str
+    engine: Scheduler
+    is_cut: bool  # the log ends in the middle of a frame, or without a Closed: its process died
+
+
+def entries_of(files: Sequence[LogFile], progress: Progress | None = None) -> Iterator[Entry]:
+    """Of all files, in order."""
+    total, before = sum(file.num_bytes for file in files), 0
+    for file in files:
+        for offset, entries in file.frames():
+            yield from entries
+            if progress is not None:
+                progress(before + offset, total)
+        before += file.num_bytes
+
+
+def replay(files: Sequence[LogFile], listener: Listener | None = None, progress: Progress | None = None) -> Replayed:
+    """Tell an engine all that is recorded. Raises Diverged at the first difference, LogError for a bad log."""
+    listener = listener or Listener()
+    entries = entries_of(files, progress)
+    boot = next(entries, None)
+    if not isinstance(boot, Boot):
+        raise LogError(f"{files[0].path} does not begin with what the engine was made of")
+    engine = engine_of(boot, files[0])
+    listener.told(boot, engine)
+    num_steps, is_closed = boot.step, False
+    for entry in entries:
+        if isinstance(entry, Stepped):
+            is_closed = False
+            _step(engine, entry, num_steps, listener)
+            num_steps += 1
+        elif isinstance(entry, Boot | Closed):
+            is_closed = isinstance(entry, Closed)
+            if entry.digest != engine.digest:
+                raise Diverged(Difference(num_steps, "the digest after the last step is another", None, None))
+        else:
+            listener.told(entry, engine)
+            tell(engine, entry)
+    return Replayed(num_steps, engine.digest, engine, files[-1].is_cut or not is_closed)
+
+
+def engine_of(boot: Boot, file: LogFile) -> Scheduler:
+    """The engine as it was when the file began. Raises LogError."""
+    try:
+        if boot.checkpoint is None:
+            return Scheduler(EngineConfig(**boot.config), policy_of(boot.policy), CostConstants(**boot.cost))
+        if boot.engine != checkpoint.fingerprint():
+            raise LogError(
+                f"{file.path} begins in the middle of the work of engine {boot.engine}, and this is engine "
+                f"{checkpoint.fingerprint()}: only the same source can take its state up"
+            )
+        return checkpoint.load(boot.checkpoint)
+    except (TypeError, EngineError) as error:
+        raise LogError(f"{file.path} describes an engine that this program cannot make: {error}") from error
+    except CheckpointError as error:
+        raise LogError(f"{file.path}: the state at its head is no engine's: {error}") from error
+
+
+def policy_of(document: dict[str, Any]) -> PolicySnapshot:
+    """Raises LogError for a policy with fields that this engine does not know."""
+    try:
+        return snapshot_from_dict(document)
+    except PolicyError as error:
+        raise LogError(f"a recorded policy does not fit this engine: {error}") from error
+
+
+def request_of(entry: Submitted) -> Request:
+    """With made-up token ids. Raises LogError."""
+    fields = dict(entry.fields)
+    fields["priority_class"] = PriorityClass(fields["priority_class"])
+    try:
+        return Request(
+            **fields,
+            prompt_token_ids=range(entry.num_prompt_tokens),
+            delivered_token_ids=(0,) * entry.num_delivered_tokens,
+        )
+    except TypeError as error:
+        raise LogError(f"a recorded request does not fit this engine: {error}") from error
+
+
+def tell(engine: Scheduler, entry: Submitted | Cancelled | Policy | Drained) -> None:
+    """One input."""
+    match entry:
+        case Submitted():
+            engine.submit(request_of(entry), entry.at_us)
+        case Cancelled():
+            engine.cancel(RequestId(entry.request_id), entry.reason, entry.at_us)
+        case Policy():
+            engine.set_policy(policy_of(entry.policy))
+        case Drained():
+            engine.drain()
+        case _:
+            assert_never(entry)
+
+
+def _step(engine: Scheduler, entry: Stepped, step: int, listener: Listener) -> None:
+    plan = engine.plan_step(entry.planned_us)
+    listener.planned(plan, entry)
+    try:
+        events = engine.apply_step(result_of(plan, entry), entry.applied_us)
+    except (EngineError, IndexError) as error:
+        reason = f"the recorded result does not fit the plan: {error}"
+        raise Diverged(Difference(step, reason, *_first_different(entry.records, b""))) from error
+    if engine.step_records != entry.records:
+        pair = _first_different(entry.records, engine.step_records)
+        raise Diverged(Difference(step, "a decision is another", *pair))
+    if not engine.digest.startswith(entry.link.hex()):
+        raise Diverged(Difference(step, "decisions are the same, and the plan is another", None, None))
+    listener.applied(plan, events, entry, engine)
+
+
+def result_of(plan: StepPlan, entry: Stepped) -> StepResult:
+    """The recorded result, with a made-up token for each row that drew one. Raises IndexError for rows that are not."""
+    rows = plan.rows
+    sampled = [0 if row.samples else -1 for row in rows]
+    for index, _, _ in entry.failed_rows:
+        sampled[index] = -1
+    return StepResult(
+        step=plan.step,
+        duration_us=entry.duration_us,
+        sampled_token_ids=sampled,
+        stopped=frozenset(rows[index].request_id for index in entry.stopped_rows),
+        failed=tuple(RowFailure(rows[index].request_id, why, poison) for index, why, poison in entry.failed_rows),
+        completed_copies=tuple(RequestId(name) for name in entry.completed_copies),
+    )
+
+
+def _first_different(recorded: bytes, found: bytes) -> tuple[DecisionRecord | None, DecisionRecord | None]:
+    left: list[DecisionRecord | None] = [*unpack_all(recorded), None]
+    right: list[DecisionRecord | None] = [*unpack_all(found), None]
+    for index in range(max(len(left), len(right))):
+        one = left[index] if index < len(left) else None
+        other = right[index] if index < len(right) else None
+        if one != other:
+            return one, other
+    return None, None

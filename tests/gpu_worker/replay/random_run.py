@@ -1,0 +1,100 @@
+"""A long random run on a small, slow, noisy device: what the replay tests record. Everything comes from one seed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from scheduler_engine.config import EngineConfig
+from scheduler_engine.cost import CostConstants
+from scheduler_engine.plan import RowFailure, StepPlan, StepResult
+from scheduler_engine.policy import PolicySnapshot, PriorityClass, gpu_classes
+from scheduler_engine.request import Request, RequestId
+from scheduler_engine.scheduler import Scheduler
+
+CONFIG = EngineConfig(num_blocks=96, num_host_blocks=64, num_slots=8, max_model_len=4_096, copies_in_order=False)
+COST = CostConstants(
+    base_ns=6_000_000,
+    prefill_token_ns=45_000,
+    prefill_context_ns=0,
+    decode_row_ns=30_000,
+    kv_token_ns=65,
+    copy_operation_us=5,
+    copy_bytes_per_us=50_000,
+)
+POLICY = PolicySnapshot(version=1, classes=gpu_classes())
+TENANTS = ("Aurora", "Bulk", "Nova")
+
+
+class RandomRun:
+    """Arrivals, cancels, failures, stops, slow copies and noisy steps. Always: the same seed gives the same calls."""
+
+    def __init__(self, engine: Scheduler, seed: int, *, noise_percent: int = 20, with_stops: bool = True) -> None:
+        self.engine = engine
+        self.now_us = 1_000_000
+        self._random = random.Random(seed)
+        self._noise_percent = noise_percent
+        self._stop_token_ids = (7,) if with_stops else ()
+        self._num_requests = 0
+        self._open: list[RequestId] = []
+        self._copies: list[tuple[int, RequestId]] = []
+
+    def run(self, num_steps: int, after_step: Callable[[int], None] = lambda step: None) -> None:
+        for step in range(num_steps):
+            self._arrive()
+            self._step(step)
+            after_step(step)
+
+    def _arrive(self) -> None:
+        rng = self._random
+        while rng.random() < 0.06:
+            self._num_requests += 1
+            request = Request(
+                request_id=RequestId(f"r{self._num_requests}"),
+                tenant_id=rng.choice(TENANTS),
+                priority_class=PriorityClass(rng.randrange(3)),
+                prompt_token_ids=range(rng.randint(1, 400)),
+                max_tokens=rng.randint(1, 150),
+                stop_token_ids=self._stop_token_ids,
+                reproducible=rng.random() < 0.1,
+                max_queue_wait_us=rng.choice((None, None, 200_000, 2_000_000)),
+                hard_deadline_us=rng.choice((None, None, None, 500_000)),
+            )
+            self._open.append(request.request_id)
+            self.engine.submit(request, self.now_us - rng.randrange(5_000))
+        if self._open and rng.random() < 0.005:
+            self.engine.cancel(rng.choice(self._open), "client", self.now_us)
+
+    def _step(self, step: int) -> None:
+        rng, plan = self._random, self.engine.plan_step(self.now_us)
+        failed = tuple(
+            RowFailure(row.request_id, "not_finite", rng.random() < 0.2) for row in plan.rows if rng.random() < 0.0005
+        )
+        bad = {failure.request_id for failure in failed}
+        sampled = [
+            -1 if not row.samples or row.request_id in bad else rng.choice((7, 8, 9)) if rng.random() < 0.02 else 9
+            for row in plan.rows
+        ]
+        duration_us = self._duration_us(plan)
+        self.now_us += (duration_us or 2_000) + rng.randrange(50)
+        result = StepResult(plan.step, duration_us, sampled, failed=failed, completed_copies=self._copied(plan, step))
+        events = self.engine.apply_step(result, self.now_us)
+        ended = {end.request_id for end in (*events.finished, *events.rejected)}
+        if ended:
+            self._open = [name for name in self._open if name not in ended]
+        self.now_us += rng.randrange(20)
+
+    def _duration_us(self, plan: StepPlan) -> int:
+        if plan.is_empty:
+            return 0
+        rows_ns = sum(COST.row_ns(row.start, len(row.token_ids)) for row in plan.rows)
+        copies_ns = COST.copy_ns(len(plan.swap_out) + len(plan.swap_in), CONFIG.bytes_per_block)
+        duration_us = (COST.base_ns + rows_ns + copies_ns) // 1_000
+        return duration_us * (100 + self._random.randint(-self._noise_percent, self._noise_percent)) // 100
+
+    def _copied(self, plan: StepPlan, step: int) -> tuple[RequestId, ...]:
+        starting = dict.fromkeys(copy.request_id for copy in plan.swap_out)
+        self._copies += [(step + self._random.randrange(3), request_id) for request_id in starting]
+        done = tuple(request_id for due, request_id in self._copies if due <= step)
+        self._copies = [copy for copy in self._copies if copy[0] > step]
+        return done

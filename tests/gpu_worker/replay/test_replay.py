@@ -1,0 +1,257 @@
+"""A recorded log decides the same again, in every step; where it does not, the step and both decisions are named."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gpu_worker import checkpoint, record_log
+from gpu_worker.log_writer import LogWriter
+from gpu_worker.record_log import Boot, Closed, Entry, LogError, LogFile, Stepped, Submitted, log_files
+from gpu_worker.recording import Origin, RecordingScheduler
+from gpu_worker.rerun import Diverged, entries_of, replay
+from scheduler_engine.policy import PolicySnapshot
+from scheduler_engine.record import pack, unpack_all
+from scheduler_engine.scheduler import Scheduler
+from tests.gpu_worker.replay.random_run import CONFIG, COST, POLICY, RandomRun
+
+ORIGIN = Origin(worker_id="worker-1", epoch=3, model="toy")
+
+
+class Wall:
+    """A clock on the wall that a test moves."""
+
+    def __init__(self) -> None:
+        self.now_s = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def recorded(
+    folder: Path,
+    seed: int,
+    num_steps: int,
+    *,
+    wall: Wall | None = None,
+    limit_bytes: int = 1 << 24,
+    most_file_bytes: int = 1 << 22,
+) -> tuple[str, int]:
+    """Record a random run; its digest and number of steps. With ``wall`` every 400th step begins another hour."""
+    hours, wall = wall is not None, wall or Wall()
+    writer = LogWriter(folder, limit_bytes, wall)
+    engine = RecordingScheduler(
+        CONFIG, POLICY, COST, origin=ORIGIN, writer=writer, most_file_bytes=most_file_bytes, unix_s=wall
+    )
+    run = RandomRun(engine, seed)
+
+    def next_hour(step: int) -> None:
+        if step % 400 == 399:
+            wall.now_s += 3_600 if hours else 0
+            writer.catch_up()
+
+    run.run(num_steps // 2, next_hour)
+    engine.set_policy(replace(POLICY, version=2, classes=tuple(replace(c, chunk_max=96) for c in POLICY.classes)))  # type: ignore[arg-type]
+    run.run(num_steps - num_steps // 2, next_hour)
+    engine.close()
+    writer.close()
+    assert not writer.has_failed
+    return engine.digest, num_steps
+
+
+def rewrite(path: Path, entries: list[Entry]) -> Path:
+    with path.open("wb") as file:
+        record_log.begin(file)
+        file.write(record_log.frame(entries))
+    return path
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("log")
+    recorded(folder, 1, 2_000)
+    return next(folder.iterdir())
+
+
+def test_a_recorded_run_has_the_same_digest_as_the_run_without_recording(tmp_path: Path) -> None:
+    digest, _ = recorded(tmp_path, 5, 600)
+    engine = Scheduler(CONFIG, POLICY, COST)
+    run = RandomRun(engine, 5)
+    run.run(300)
+    engine.set_policy(replace(POLICY, version=2, classes=tuple(replace(c, chunk_max=96) for c in POLICY.classes)))  # type: ignore[arg-type]
+    run.run(300)
+    assert engine.digest == digest
+
+
+def test_a_log_replays_to_the_same_digest(tmp_path: Path) -> None:  # S164
+    digest, num_steps = recorded(tmp_path, 2, 3_000)
+    told: list[tuple[int, int]] = []
+    found = replay(log_files(tmp_path), progress=lambda done, total: told.append((done, total)))
+    assert (found.digest, found.num_steps, found.is_cut) == (digest, num_steps, False)
+    assert told[-1][0] == told[-1][1]
+
+
+def test_no_token_id_is_in_a_log_and_lengths_are(log: Path) -> None:
+    entries = list(entries_of([LogFile(log)]))
+    submits = [entry for entry in entries if isinstance(entry, Submitted)]
+    assert all(entry.token_ids is None and "stop_token_ids" not in entry.fields for entry in submits)
+    assert max(entry.num_prompt_tokens for entry in submits) > 300
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_flipped_decision_is_caught_at_its_step_with_both_records(log: Path, tmp_path: Path, seed: int) -> None:
+    entries = list(entries_of([LogFile(log)]))
+    steps = [index for index, entry in enumerate(entries) if isinstance(entry, Stepped) and entry.records]
+    index = steps[len(steps) * (seed + 1) // 4]
+    entry = entries[index]
+    assert isinstance(entry, Stepped)
+    first, *others = unpack_all(entry.records)
+    changed = first._replace(sequence=first.sequence + 1)
+    records = b"".join(pack(*record) for record in (changed, *others))
+    entries[index] = msgspec.structs.replace(entry, records=records)
+    with pytest.raises(Diverged) as caught:
+        replay([LogFile(rewrite(tmp_path / "flipped.rlog", entries))])
+    assert caught.value.difference.step == first.step
+    assert (caught.value.difference.recorded, caught.value.difference.found) == (changed, first)
+    assert f"step {first.step}" in str(caught.value)
+
+
+def test_a_step_time_that_is_another_is_caught(log: Path, tmp_path: Path) -> None:
+    entries = list(entries_of([LogFile(log)]))
+    index = next(i for i, entry in enumerate(entries) if isinstance(entry, Stepped) and entry.duration_us and i > 200)
+    entry = entries[index]
+    assert isinstance(entry, Stepped)
+    entries[index] = msgspec.structs.replace(entry, duration_us=entry.duration_us + 1)
+    step = sum(isinstance(entry, Stepped) for entry in entries[:index])
+    with pytest.raises(Diverged, match=f"step {step}: "):
+        replay([LogFile(rewrite(tmp_path / "flipped.rlog", entries))])
+
+
+def test_an_engine_with_another_rule_diverges_from_the_log(log: Path, tmp_path: Path) -> None:
+    entries = list(entries_of([LogFile(log)]))
+    boot = entries[0]
+    assert isinstance(boot, Boot)
+    policy = {**boot.policy, "classes": {**boot.policy["classes"]}}
+    policy["classes"]["default"] = {**policy["classes"]["default"], "chunk_max": 64}
+    entries[0] = msgspec.structs.replace(boot, policy=policy)
+    with pytest.raises(Diverged):
+        replay([LogFile(rewrite(tmp_path / "other.rlog", entries))])
+
+
+# files
+
+
+def test_each_hour_has_a_file_that_replays_alone_and_as_part_of_all(tmp_path: Path) -> None:
+    digest, num_steps = recorded(tmp_path, 3, 2_000, wall=Wall())
+    files = log_files(tmp_path)
+    assert len(files) == 5
+    assert replay(files).digest == digest
+    ends = []
+    for file in files:
+        boot, found = file.boot(), replay([file])
+        ends.append((boot.digest, found.digest))
+        assert boot.checkpoint is None or b"\x01\x02\x03" not in boot.checkpoint
+    assert [begin for begin, _ in ends[1:]] == [end for _, end in ends[:-1]]
+    assert replay(files[-2:]).num_steps == num_steps
+
+
+def test_the_folder_stays_within_its_bound_and_the_newest_files_replay(tmp_path: Path) -> None:
+    limit_bytes = 150_000
+    digest, _ = recorded(tmp_path, 4, 4_000, limit_bytes=limit_bytes, most_file_bytes=4_000)
+    sizes = [path.stat().st_size for path in tmp_path.iterdir()]
+    assert len(sizes) > 2
+    assert sum(sizes) <= limit_bytes
+    assert replay(log_files(tmp_path)).digest == digest
+
+
+def test_a_log_cut_in_the_middle_of_a_frame_replays_up_to_it(log: Path, tmp_path: Path) -> None:
+    body = log.read_bytes()
+    cut = tmp_path / "cut.rlog"
+    cut.write_bytes(body[: len(body) * 2 // 3])
+    found = replay([LogFile(cut)])
+    assert found.is_cut
+    assert 0 < found.num_steps < 2_000
+
+
+def test_a_damaged_log_names_the_byte(log: Path, tmp_path: Path) -> None:
+    body = bytearray(log.read_bytes())
+    body[200] ^= 0xFF
+    damaged = tmp_path / "damaged.rlog"
+    damaged.write_bytes(body)
+    with pytest.raises(LogError, match=r"damaged\.rlog is damaged at byte 21: the checksum"):
+        replay([LogFile(damaged)])
+
+
+def test_a_foreign_file_a_newer_format_and_an_empty_folder_are_told_apart(log: Path, tmp_path: Path) -> None:
+    foreign, newer = tmp_path / "foreign.txt", tmp_path / "newer.txt"
+    foreign.write_bytes(b"PK\x03\x04 something else")
+    newer.write_bytes(record_log.MAGIC + bytes([record_log.FORMAT + 1]))
+    with pytest.raises(LogError, match="is not a recorded log"):
+        LogFile(foreign)
+    with pytest.raises(LogError, match="has format 2, and this program reads format 1"):
+        LogFile(newer)
+    with pytest.raises(LogError, match="holds no recorded log"):
+        log_files(tmp_path)
+    with pytest.raises(LogError, match="No such file"):
+        LogFile(tmp_path / "absent.rlog")
+
+
+def test_state_of_another_engine_is_not_taken_up(tmp_path: Path) -> None:
+    recorded(tmp_path, 3, 900, wall=Wall())
+    entries = list(entries_of([log_files(tmp_path)[1]]))
+    boot = entries[0]
+    assert isinstance(boot, Boot)
+    path = rewrite(tmp_path / "other.rlog", [msgspec.structs.replace(boot, engine="0123"), *entries[1:]])
+    with pytest.raises(LogError, match="only the same source can take its state up"):
+        replay([LogFile(path)])
+
+
+def test_a_checkpoint_makes_nothing_but_an_engine() -> None:
+    import pickle
+
+    for evil in (pickle.dumps(Path), pickle.dumps(time.sleep), pickle.dumps([1]), b"no pickle", b""):
+        with pytest.raises(checkpoint.CheckpointError):
+            checkpoint.load(evil)
+
+
+def test_an_engine_goes_on_from_its_checkpoint_as_if_nothing_had_been() -> None:
+    engine = Scheduler(CONFIG, PolicySnapshot(version=1, classes=POLICY.classes), COST)
+    run = RandomRun(engine, 11, with_stops=False)
+    run.run(700)
+    run.engine = checkpoint.load(checkpoint.save(engine))
+    run.run(300)
+    run.engine.check_books()
+    undisturbed = Scheduler(CONFIG, POLICY, COST)
+    RandomRun(undisturbed, 11, with_stops=False).run(1_000)
+    assert run.engine.digest == undisturbed.digest
+
+
+def test_a_disk_that_fails_ends_the_recording_and_not_the_engine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    in_the_way = tmp_path / "file"
+    in_the_way.touch()
+    writer = LogWriter(in_the_way, 1 << 20)
+    engine = RecordingScheduler(CONFIG, POLICY, COST, origin=ORIGIN, writer=writer, most_file_bytes=1 << 18)
+    RandomRun(engine, 1).run(50)
+    engine.close()
+    writer.close()
+    assert writer.has_failed
+    assert "recording to" in capsys.readouterr().err
+
+
+def test_the_last_entry_of_a_log_says_that_it_is_whole(log: Path) -> None:
+    last = list(entries_of([LogFile(log)]))[-1]
+    assert isinstance(last, Closed)
+    assert last.is_end
+
+
+@pytest.mark.soak
+def test_a_hundred_thousand_random_steps_replay_to_the_same_digest(tmp_path: Path) -> None:
+    digest, num_steps = recorded(tmp_path, 7, 100_000, wall=Wall(), limit_bytes=1 << 28)
+    found = replay(log_files(tmp_path))
+    assert (found.digest, found.num_steps) == (digest, num_steps)
