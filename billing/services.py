@@ -8,7 +8,6 @@ import uuid
 from collections.abc import Mapping
 
 from django.core.exceptions import ValidationError
-from django.db import transaction
 from django.utils import timezone
 
 from billing import selectors
@@ -16,6 +15,7 @@ from billing.lines import PriceKey
 from billing.models import LedgerAlert, LedgerEntry, Price, PriceVersion
 from billing.pricing import TokenKind, TokenPrices
 from tenants import services as tenant_services
+from tenants.audit import change_by
 from tenants.models import Tenant
 
 _KEY_LENGTH = LedgerEntry._meta.get_field("entry_key").max_length or 0
@@ -25,7 +25,7 @@ def set_prices(*, actor: str, prices: Mapping[PriceKey, TokenPrices]) -> PriceVe
     """The next price list: the current one with these prices in place of its own. Operations reserved before keep
     theirs.
     """
-    with transaction.atomic():
+    with change_by(actor):
         tenant_services.record_policy(actor)  # also takes the lock, and makes everybody read the new list
         current = selectors.price_list(selectors.current_price_version()).prices
         version = PriceVersion(actor=actor)

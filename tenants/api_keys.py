@@ -51,11 +51,14 @@ class NewKey:
     last4: str
 
 
-def make(env: str) -> NewKey:
-    """A fresh key for an environment word such as ``live`` or ``demo``. Raises ValueError for another kind of word."""
+def make(env: str, public_id: str = "") -> NewKey:
+    """A fresh key for an environment word such as ``live`` or ``demo``, or a fresh secret for a public id that exists.
+
+    Raises ValueError for another kind of word.
+    """
     if not _ENVIRONMENT.fullmatch(env):
         raise ValueError(f"env must be 1 to 16 small letters, not {env!r}")
-    public_id = _random_text(PUBLIC_ID_LENGTH)
+    public_id = public_id or _random_text(PUBLIC_ID_LENGTH)
     secret = _random_text(SECRET_LENGTH)
     body = f"sk_{env}_{public_id}_{secret}"
     text = body + _checksum(body)

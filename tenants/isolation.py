@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from uuid import UUID
 
-from django.db import connections, migrations, transaction
+from django.db import DEFAULT_DB_ALIAS, connections, migrations, transaction
 
 ALIAS = "tenant"
 SETTING = "app.tenant"
+
+
+_inside: ContextVar[bool] = ContextVar("inside_a_tenant", default=False)
 
 
 class IsolationError(Exception):
@@ -30,8 +34,18 @@ def tenant(tenant_id: UUID) -> Iterator[None]:
         if before not in ("", str(tenant_id)):
             raise IsolationError("leave the other tenant first")
         _set(str(tenant_id))
-        yield
+        token = _inside.set(True)
+        try:
+            yield
+        finally:
+            _inside.reset(token)
         _set(before)  # an outer transaction goes on without it; after an error the rollback does the same
+
+
+def alias() -> str:
+    """The database alias that services and selectors of accounts use here: behind the wall inside ``with tenant(…)``,
+    else the operator's."""
+    return ALIAS if _inside.get() else DEFAULT_DB_ALIAS
 
 
 def _current() -> str:
@@ -45,8 +59,10 @@ def _set(value: str) -> None:
         cursor.execute("SELECT set_config(%s, %s, true)", [SETTING, value])  # true: until the transaction ends
 
 
-def protect(table: str, tenant_column: str = "tenant_id") -> migrations.RunSQL:
+def protect(table: str, tenant_column: str = "tenant_id", writes: str = "") -> migrations.RunSQL:
     """Forced row security on one table: app_rw reads its tenant's rows, app_ops all of them, the owner none.
+
+    ``writes``: what else app_rw may do with its own rows, as SQL grants ("INSERT, UPDATE (name)").
 
     The sub-select makes the setting an init-plan, read once per query. An empty setting is no tenant.
     """
@@ -57,10 +73,10 @@ def protect(table: str, tenant_column: str = "tenant_id") -> migrations.RunSQL:
             f"ALTER TABLE {table} FORCE ROW LEVEL SECURITY",
             f"CREATE POLICY own_rows ON {table} TO app_rw USING ({match}) WITH CHECK ({match})",
             f"CREATE POLICY all_rows ON {table} TO app_ops USING (true) WITH CHECK (true)",
-            f"GRANT SELECT ON {table} TO app_rw",
+            f"GRANT SELECT{', ' + writes if writes else ''} ON {table} TO app_rw",
         ],
         reverse_sql=[
-            f"REVOKE SELECT ON {table} FROM app_rw",
+            f"REVOKE ALL ON {table} FROM app_rw",
             f"DROP POLICY all_rows ON {table}",
             f"DROP POLICY own_rows ON {table}",
             f"ALTER TABLE {table} NO FORCE ROW LEVEL SECURITY",

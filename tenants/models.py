@@ -9,6 +9,7 @@ from __future__ import annotations
 import uuid
 import zoneinfo
 
+from django.conf import settings
 from django.core.exceptions import ValidationError
 from django.core.validators import RegexValidator
 from django.db import models
@@ -18,9 +19,11 @@ from django.utils.timezone import now
 from scheduler_engine.policy import ClassPolicy, TenantClassPolicy, bounds_of
 from scheduler_engine.policy import PriorityClass as ClassName
 from tenants.bounds import BoundedRow
+from tenants.roles import Role
 
 CLASS_CHOICES = [(name.label, name.label) for name in ClassName]
 CLASS_LABELS = [name.label for name in ClassName]
+ROLE_CHOICES = [(role.value, role.value) for role in Role]
 MAX_TOKENS_DEFAULT = 512
 DEFAULT_ABOVE_CAP = "default max tokens must not lie above max tokens cap"
 
@@ -90,6 +93,10 @@ class ApiKey(models.Model):
     created_by = models.CharField(max_length=150, editable=False)
     created_at = models.DateTimeField(default=now, editable=False)
     expires_at = models.DateTimeField(null=True, blank=True)
+    previous_sha256 = models.CharField(max_length=64, default="", editable=False)
+    previous_last4 = models.CharField(max_length=4, default="", editable=False)
+    previous_until = models.DateTimeField(null=True, editable=False, help_text="the secret before the last rotation")
+    rotated_at = models.DateTimeField(null=True, editable=False)
     revoked_at = models.DateTimeField(null=True, blank=True, editable=False)
     revoked_by = models.CharField(max_length=150, default="", editable=False)
     last_used_at = models.DateTimeField(null=True, blank=True, editable=False)
@@ -101,10 +108,89 @@ class ApiKey(models.Model):
         constraints = [
             models.CheckConstraint(condition=Q(public_id__regex=r"^[0-9A-Za-z]{12}$"), name="key_public_id_shape"),
             models.CheckConstraint(condition=Q(secret_sha256__regex=r"^[0-9a-f]{64}$"), name="key_digest_shape"),
+            models.CheckConstraint(
+                condition=Q(previous_sha256="", previous_until__isnull=True)
+                | Q(previous_sha256__regex=r"^[0-9a-f]{64}$", previous_until__isnull=False),
+                name="key_previous_secret_ends",
+            ),
         ]
 
     def __str__(self) -> str:
         return f"{self.name} …{self.last4}"
+
+
+class Membership(models.Model):
+    """A person's role in a tenant. Always: one role each; a tenant never loses its last owner (services)."""
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT, related_name="memberships")
+    user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="memberships")
+    email = models.EmailField(help_text="of the user, kept here since tenants cannot read the table of users")
+    role = models.CharField(max_length=16, choices=ROLE_CHOICES)
+    created_at = models.DateTimeField(default=now, editable=False)
+
+    class Meta:
+        ordering = ["tenant_id", "created_at"]
+        constraints = [
+            models.UniqueConstraint(fields=["tenant", "user"], name="member_once_per_tenant"),
+            models.CheckConstraint(condition=Q(role__in=list(Role)), name="member_role_known"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.email} {self.role}"
+
+
+class Invitation(models.Model):
+    """A role offered to an address; whoever holds the link takes it, once. Always: only the link's digest is stored."""
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT, related_name="invitations")
+    email = models.EmailField()
+    role = models.CharField(max_length=16, choices=ROLE_CHOICES)
+    token_sha256 = models.CharField(max_length=64, unique=True, editable=False)
+    invited_by = models.CharField(max_length=150, editable=False)
+    created_at = models.DateTimeField(default=now, editable=False)
+    expires_at = models.DateTimeField()
+    ended_at = models.DateTimeField(null=True, editable=False, help_text="when it was accepted or taken back")
+
+    class Meta:
+        ordering = ["-created_at"]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["tenant", "email"], condition=Q(ended_at__isnull=True), name="invitation_once_open"
+            ),
+            models.CheckConstraint(condition=Q(role__in=list(Role)), name="invitation_role_known"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.email} {self.role}"
+
+
+class AuditEvent(models.Model):
+    """One change of an account, a key, a member, a price or a policy. Always: written by a database trigger and by
+    nothing else, so that bulk edits and raw SQL are in it too; never changed.
+
+    ``before`` and ``after`` hold the columns that differ; digests of secrets are never among them.
+    """
+
+    id = models.BigAutoField(primary_key=True)
+    at = models.DateTimeField()
+    tenant_id = models.UUIDField(null=True, help_text="empty where no one tenant is meant")
+    object_type = models.CharField(max_length=64)
+    object_id = models.CharField(max_length=64)
+    action = models.CharField(max_length=8)
+    before = models.JSONField(null=True)
+    after = models.JSONField(null=True)
+    actor = models.CharField(max_length=150)
+    reason = models.TextField(default="")
+    request_id = models.CharField(max_length=64, default="")
+
+    class Meta:
+        ordering = ["-id"]
+        indexes = [models.Index(fields=["tenant_id", "-id"], name="audit_by_tenant")]
+
+    def __str__(self) -> str:
+        return f"{self.actor}: {self.action} {self.object_type} {self.object_id}"
 
 
 def _limit(unit: str) -> models.BigIntegerField[int | None, int | None]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from uuid import UUID
 
@@ -25,9 +25,13 @@ from scheduler_engine.policy import (
 )
 from scheduler_engine.policy import PriorityClass as ClassName
 from tenants import api_keys, selectors
+from tenants.audit import change_by
+from tenants.isolation import alias
 from tenants.models import ApiKey, PolicyVersion, PriorityClass, Project, QuotaPolicy, Tenant
 
 MAX_FLOORS_PERCENT = 100
+LONGEST_GRACE = timedelta(days=30)
+_ROTATED = ["secret_sha256", "last4", "previous_sha256", "previous_last4", "previous_until", "rotated_at"]
 _POLICY_LOCK = 7_270_001  # pg_advisory_xact_lock: policy edits happen one after another
 
 
@@ -43,7 +47,7 @@ def create_tenant(*, actor: str, slug: str, name: str, timezone: str = "UTC") ->
     """A tenant with its row of the quota matrix: the default class allowed, the others not. Raises ValidationError."""
     tenant = Tenant(slug=slug, name=name, timezone=timezone)
     tenant.full_clean()
-    with transaction.atomic():
+    with change_by(actor):
         tenant.save(force_insert=True)
         QuotaPolicy.objects.bulk_create(
             QuotaPolicy(tenant=tenant, priority_class=label.label, allowed=label is ClassName.DEFAULT)
@@ -55,7 +59,7 @@ def create_tenant(*, actor: str, slug: str, name: str, timezone: str = "UTC") ->
 
 def update_tenant(*, actor: str, tenant_id: UUID, name: str, timezone: str, is_active: bool) -> Tenant:
     """Rename, move to another zone, switch off or on. An inactive tenant's keys open nothing."""
-    with transaction.atomic():
+    with change_by(actor):
         tenant = Tenant.objects.select_for_update().get(id=tenant_id)
         tenant.name, tenant.timezone, tenant.is_active = name, timezone, is_active
         tenant.full_clean()
@@ -69,14 +73,15 @@ def update_tenant(*, actor: str, tenant_id: UUID, name: str, timezone: str, is_a
 def create_project(*, actor: str, tenant: Tenant, name: str, default_class: ClassName = ClassName.DEFAULT) -> Project:
     """Raises ValidationError, for instance for a name the tenant has used."""
     project = Project(tenant=tenant, name=name, default_class=default_class.label, created_by=actor)
-    project.full_clean()
-    project.save(force_insert=True)
+    with change_by(actor):
+        project.full_clean()
+        project.save(force_insert=True)
     return project
 
 
 def update_project(*, actor: str, project_id: UUID, name: str, default_class: ClassName) -> Project:
     """Rename, or change the class used when a call asks for none. Raises ValidationError."""
-    with transaction.atomic():
+    with change_by(actor):
         project = Project.objects.select_for_update().get(id=project_id)
         project.name, project.default_class = name, default_class.label
         project.full_clean()
@@ -99,14 +104,38 @@ def issue_key(*, actor: str, project: Project, name: str, env: str, expires_at: 
         expires_at=expires_at,
         created_by=actor,
     )
-    key.full_clean()
-    key.save(force_insert=True)
+    with change_by(actor):
+        key.full_clean()
+        key.save(force_insert=True)
+    return IssuedKey(key, new.text)
+
+
+def rotate_key(*, actor: str, key_id: UUID, env: str, grace: timedelta) -> IssuedKey:
+    """A new secret for the same key; the one before goes on opening for ``grace``, and then ends. Its public id stays.
+
+    A secret that was still in its own grace ends now. Raises ValidationError for a key that has ended, and
+    ApiKey.DoesNotExist.
+    """
+    if not timedelta(0) <= grace <= LONGEST_GRACE:
+        raise ValidationError(f"grace lies between 0 and {LONGEST_GRACE.days} days")
+    with change_by(actor):
+        key = ApiKey.objects.select_for_update().get(id=key_id)
+        now = timezone.now()
+        if key.revoked_at is not None or (key.expires_at is not None and key.expires_at <= now):
+            raise ValidationError("a key that has ended cannot be rotated: make a new one")
+        new = api_keys.make(env, key.public_id)
+        keeps = grace > timedelta(0)
+        key.previous_sha256, key.previous_last4 = (key.secret_sha256, key.last4) if keeps else ("", "")
+        key.previous_until = now + grace if keeps else None
+        key.secret_sha256, key.last4, key.rotated_at = new.secret_sha256, new.last4, now
+        key.save(update_fields=_ROTATED)
+        _tell_key_changed(key.public_id)
     return IssuedKey(key, new.text)
 
 
 def revoke_key(*, actor: str, key_id: UUID) -> bool:
     """Ends a key for good. False when it had ended before: the first revocation stands."""
-    with transaction.atomic():
+    with change_by(actor):
         changed = ApiKey.objects.filter(id=key_id, revoked_at=None).update(revoked_at=timezone.now(), revoked_by=actor)
         if changed:
             _tell_key_changed(ApiKey.objects.values_list("public_id", flat=True).get(id=key_id))
@@ -120,7 +149,7 @@ def save_quota(*, actor: str, policy: TenantClassPolicy) -> PolicyVersion:
 
 def save_quotas(*, actor: str, policies: Sequence[TenantClassPolicy]) -> PolicyVersion:
     """Several cells in one version."""
-    with transaction.atomic():
+    with change_by(actor):
         _serialise_policy_edits()
         for policy in policies:
             cell = {"tenant_id": UUID(policy.tenant_id), "priority_class": policy.priority_class.label}
@@ -136,7 +165,7 @@ def save_class(*, actor: str, policy: ClassPolicy) -> PolicyVersion:
 
 def save_classes(*, actor: str, policies: Sequence[ClassPolicy]) -> PolicyVersion:
     """Several classes in one version: their floors, for instance, must fit together."""
-    with transaction.atomic():
+    with change_by(actor):
         _serialise_policy_edits()
         for policy in policies:
             label = policy.priority_class.label
@@ -191,4 +220,5 @@ def record_policy(actor: str) -> PolicyVersion:
 
 
 def _tell_key_changed(public_id: str) -> None:
-    transaction.on_commit(partial(import_string(settings.RUBATO_KEY_PUBLISHER), public_id), robust=True)
+    tell = partial(import_string(settings.RUBATO_KEY_PUBLISHER), public_id)
+    transaction.on_commit(tell, using=alias(), robust=True)

@@ -9,7 +9,7 @@ import asyncio
 import hmac
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from urllib.parse import parse_qsl
 
@@ -40,15 +40,20 @@ class StoredKey:
     default_class: str
     is_usable: bool
     expires_at_s: float | None  # wall clock, seconds
+    previous_sha256: str = ""  # the secret before the last rotation, good until previous_until_s
+    previous_until_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
+    """``sunset_at_s`` (wall clock): when the secret that was sent stops opening, where it has been rotated away."""
+
     key_id: str
     public_id: str
     tenant_id: str
     project_id: str
     default_class: PriorityClass
+    sunset_at_s: float | None = None
 
 
 Lookup = Callable[[str], Awaitable[StoredKey | None]]
@@ -90,6 +95,7 @@ class Keys:
         self._wall_clock_s = wall_clock_s
         self._cache: OrderedDict[str, tuple[float, StoredKey | None]] = OrderedDict()
         self._asking: dict[str, asyncio.Task[StoredKey | None]] = {}
+        self._used: set[str] = set()
 
     async def authenticate(self, text: str) -> Caller | Refusal:
         try:
@@ -100,20 +106,28 @@ class Keys:
             stored = await self._find(key.public_id)
         except KeyStoreDown:
             return Refusal(reason=Reason.UNAVAILABLE, message="Keys cannot be checked now.")
-        expected = stored.secret_sha256 if stored else _NOBODY_SHA256
-        if (
-            not hmac.compare_digest(api_keys.digest(key.secret), expected)
-            or stored is None
-            or not self._is_usable(stored)
-        ):
+        digest = api_keys.digest(key.secret)
+        is_current = hmac.compare_digest(digest, stored.secret_sha256 if stored else _NOBODY_SHA256)
+        is_previous = hmac.compare_digest(digest, (stored and stored.previous_sha256) or _NOBODY_SHA256)
+        if stored is None or not self._is_usable(stored):
             return Refusal(reason=Reason.INVALID_KEY, message=_WRONG_KEY)
+        sunset_at_s = None if is_current else stored.previous_until_s
+        if not is_current and (not is_previous or sunset_at_s is None or self._wall_clock_s() >= sunset_at_s):
+            return Refusal(reason=Reason.INVALID_KEY, message=_WRONG_KEY)
+        self._used.add(stored.key_id)
         return Caller(
             stored.key_id,
             key.public_id,
             stored.tenant_id,
             stored.project_id,
             PriorityClass.from_label(stored.default_class),
+            sunset_at_s,
         )
+
+    def take_used(self) -> list[str]:
+        """Ids of the keys that opened since the last call, each once."""
+        used, self._used = sorted(self._used), set()
+        return used
 
     def forget(self, public_id: str | None) -> None:
         """A key changed (None: any may have)."""
@@ -159,12 +173,16 @@ _FIND_KEY = """
 SELECT key.id::text AS key_id, key.tenant_id::text AS tenant_id, key.project_id::text AS project_id,
        key.secret_sha256::text AS secret_sha256, project.default_class AS default_class,
        (tenant.is_active AND key.revoked_at IS NULL) AS is_usable,
-       extract(epoch FROM key.expires_at)::float8 AS expires_at_s
+       extract(epoch FROM key.expires_at)::float8 AS expires_at_s, key.previous_sha256::text AS previous_sha256,
+       extract(epoch FROM key.previous_until)::float8 AS previous_until_s
 FROM tenants_apikey AS key
 JOIN tenants_project AS project ON project.id = key.project_id AND project.tenant_id = key.tenant_id
 JOIN tenants_tenant AS tenant ON tenant.id = key.tenant_id
 WHERE key.public_id = %s
 """
+
+
+_NOTE_USED = "UPDATE tenants_apikey SET last_used_at = now() WHERE id = ANY(%s::uuid[])"
 
 
 class KeyTable:
@@ -180,6 +198,16 @@ class KeyTable:
 
     async def close(self) -> None:
         await self._pool.close()
+
+    async def note_used(self, key_ids: Sequence[str]) -> None:
+        """They opened something just now. Raises KeyStoreDown."""
+        if not key_ids:
+            return
+        try:
+            async with self._pool.connection() as connection:
+                await connection.execute(_NOTE_USED, (list(key_ids),))
+        except (psycopg.OperationalError, PoolTimeout) as error:
+            raise KeyStoreDown(str(error)) from error
 
     async def find(self, public_id: str) -> StoredKey | None:
         """Raises KeyStoreDown."""

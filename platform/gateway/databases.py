@@ -13,6 +13,9 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from django.core.exceptions import ImproperlyConfigured
 from django.db.models import Model
 
+from tenants.isolation import alias
+
+WALLED_APPS = frozenset({"tenants", "billing", "gateway"})
 ALIASES = {"default": "DATABASE_URL", "tenant": "DATABASE_TENANT_URL", "owner": "DATABASE_OWNER_URL"}
 
 
@@ -51,7 +54,14 @@ def _one(alias: str, url: str) -> dict[str, Any]:
 
 
 class OwnerMigrates:
-    """Database router. Always: tables are made and changed by their owner alone; every alias is the same database."""
+    """Database router. Always: tables are made and changed by their owner alone; every alias is the same database;
+    inside ``with tenant(…)`` our own tables are read and written behind the wall.
+    """
+
+    def db_for_read(self, model: type[Model], **hints: Any) -> str | None:
+        return alias() if model._meta.app_label in WALLED_APPS else None
+
+    db_for_write = db_for_read
 
     def allow_migrate(self, db: str, app_label: str, model_name: str | None = None, **hints: Any) -> bool:
         return db == "owner"

@@ -22,7 +22,7 @@ from redis.exceptions import RedisError
 
 from gateway.admission import Admission
 from gateway.auth import Keys as ApiKeys
-from gateway.auth import KeyTable
+from gateway.auth import KeyStoreDown, KeyTable
 from gateway.batches.archive import Archive
 from gateway.door import Door
 from gateway.loads import loads as load_source
@@ -42,6 +42,7 @@ Result = TypeVar("Result")
 READ_S = 0.25  # longest wait of one outbox read; also bounds how long a drain takes
 WATCH_S = 0.25  # how often workers' snapshots are read
 HEARTBEAT_S = 2.0
+USED_KEYS_S = 60.0
 GATE_S = 0.5  # how soon a Redis that lost everything is noticed
 AGAIN_S = 0.25  # after the Bus refused
 LAST_WORDS_S = 1.0  # how long a reader may take to pass on that this gateway goes
@@ -144,6 +145,7 @@ class Runtime:
             (self._watch_workers, WATCH_S),
             (self._beat, HEARTBEAT_S),
             (self._keep_gate, GATE_S),
+            (self._note_used_keys, USED_KEYS_S),
         ):
             task = asyncio.create_task(self._repeat(work, period_s), name=work.__name__)
             stack.push_async_callback(_stopped, task)
@@ -182,7 +184,7 @@ class Runtime:
                 await work()
                 failing = False
                 await asyncio.sleep(period_s)
-            except (BusError, RedisError, DatabaseError, InterfaceError) as error:
+            except (BusError, RedisError, DatabaseError, InterfaceError, KeyStoreDown) as error:
                 if not failing:
                     log.warning("%s: no answer: %s", work.__name__, error)
                 failing = True
@@ -199,6 +201,9 @@ class Runtime:
         async with self._reads_done:
             target = self._num_reads + 2
             await self._reads_done.wait_for(lambda: self._num_reads >= target)
+
+    async def _note_used_keys(self) -> None:
+        await self._key_table.note_used(self.keys.take_used())
 
     async def _watch_workers(self) -> None:
         try:

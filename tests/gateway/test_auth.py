@@ -160,3 +160,44 @@ async def test_while_the_database_is_down_a_new_key_is_503_and_a_known_one_still
     assert isinstance(await keys.authenticate(NEW.text), Caller)
     keys.forget(NEW.public_id)
     assert reason_of(await keys.authenticate(NEW.text)) is Reason.UNAVAILABLE
+
+
+class Rotated:
+    """A key whose secret was rotated at 1,000 s with a grace of 60 s, under one public id."""
+
+    def __init__(self) -> None:
+        self.wall_s = 1_000.0
+        self.new = api_keys.make("test", NEW.public_id)
+        stored = replace(
+            STORED, secret_sha256=self.new.secret_sha256, previous_sha256=NEW.secret_sha256, previous_until_s=1_060.0
+        )
+        self.keys = Keys(Table(stored).find, wall_clock_s=lambda: self.wall_s)
+
+
+async def test_in_the_grace_both_secrets_open_and_the_old_one_is_told_its_sunset() -> None:  # P43
+    rotated = Rotated()
+    rotated.wall_s = 1_059.9
+    old, new = [await rotated.keys.authenticate(text) for text in (NEW.text, rotated.new.text)]
+    assert isinstance(old, Caller)
+    assert isinstance(new, Caller)
+    assert (old.sunset_at_s, new.sunset_at_s) == (1_060.0, None)
+
+
+async def test_after_the_grace_only_the_new_secret_opens() -> None:  # P43
+    rotated = Rotated()
+    rotated.wall_s = 1_060.0
+    assert reason_of(await rotated.keys.authenticate(NEW.text)) is Reason.INVALID_KEY
+    assert isinstance(await rotated.keys.authenticate(rotated.new.text), Caller)
+
+
+async def test_a_key_without_a_previous_secret_is_not_opened_by_zeros() -> None:
+    zeros = replace(STORED, previous_sha256="", previous_until_s=9e9)
+    other = api_keys.make("test", NEW.public_id)
+    assert reason_of(await Keys(Table(zeros).find).authenticate(other.text)) is Reason.INVALID_KEY
+
+
+async def test_keys_that_opened_are_told_once_and_refused_ones_never() -> None:
+    keys = Keys(Table().find)
+    for text in (NEW.text, NEW.text, api_keys.make("test").text):
+        await keys.authenticate(text)
+    assert (keys.take_used(), keys.take_used()) == (["key-1"], [])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.core.exceptions import ValidationError
 from django.db import DatabaseError, IntegrityError, connection, transaction
+from django.utils import timezone
 from pytest_django import DjangoCaptureOnCommitCallbacks
 
 from billing.selectors import current_policy_document
@@ -217,3 +219,31 @@ def _move_keys(aurora: Any, stranger: Any) -> None:
 def test_a_saved_policy_version_cannot_be_changed(aurora: Any) -> None:
     with pytest.raises(DatabaseError, match="permission denied"), transaction.atomic():
         PolicyVersion.objects.update(actor="mallory")
+
+
+def test_a_rotated_key_keeps_its_public_id_and_its_old_secret_for_the_grace(aurora: Any, published: Any) -> None:
+    first = aurora.key
+    rotated = services.rotate_key(actor="ann", key_id=first.key.id, env="test", grace=timedelta(hours=1))
+    stored = ApiKey.objects.get(id=first.key.id)
+    old, new = api_keys.parse(first.text), api_keys.parse(rotated.text)
+    assert (old.public_id, stored.public_id) == (new.public_id, new.public_id)
+    assert (stored.previous_sha256, stored.secret_sha256) == (api_keys.digest(old.secret), api_keys.digest(new.secret))
+    assert timedelta(minutes=59) < stored.previous_until - timezone.now() <= timedelta(hours=1)
+
+
+def test_a_rotation_without_grace_ends_the_old_secret_now(aurora: Any) -> None:
+    services.rotate_key(actor="ann", key_id=aurora.key.key.id, env="test", grace=timedelta(0))
+    stored = ApiKey.objects.get(id=aurora.key.key.id)
+    assert (stored.previous_sha256, stored.previous_until) == ("", None)
+
+
+@pytest.mark.parametrize("grace", [timedelta(seconds=-1), timedelta(days=31)])
+def test_a_grace_out_of_range_is_refused(aurora: Any, grace: timedelta) -> None:
+    with pytest.raises(ValidationError, match="grace lies between 0 and 30 days"):
+        services.rotate_key(actor="ann", key_id=aurora.key.key.id, env="test", grace=grace)
+
+
+def test_a_key_that_has_ended_is_not_rotated(aurora: Any) -> None:
+    services.revoke_key(actor="ann", key_id=aurora.key.key.id)
+    with pytest.raises(ValidationError, match="make a new one"):
+        services.rotate_key(actor="ann", key_id=aurora.key.key.id, env="test", grace=timedelta(hours=1))
