@@ -297,6 +297,8 @@ class KeyShelf:
 
     async def close(self) -> None: ...
 
+    async def note_used(self, key_ids: Sequence[str]) -> None: ...
+
     async def find(self, public_id: str) -> StoredKey | None:
         self.num_lookups += 1
         return self.stored.get(public_id)
