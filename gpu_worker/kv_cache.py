@@ -8,6 +8,7 @@ import numpy
 import torch
 from torch import Tensor
 
+from gpu_worker.models.batch import pool_shape
 from gpu_worker.models.config import ModelConfig
 from scheduler_engine.plan import BlockCopy
 from scheduler_engine.request import RequestId
@@ -16,7 +17,7 @@ FLOAT_BYTES = 4
 
 
 class KvCache:
-    """Always: both pools are [blocks, layers, 2, KV heads, block size, head dim] and contiguous, so that a block is one
+    """Always: both pools are [blocks, layers, block size, 2, KV heads, head dim] and contiguous, so that a block is one
     piece of memory and its copy is bit-equal; every number in the device pool is finite.
 
     Memory is zero pages of the system until a block is first written.
@@ -24,7 +25,7 @@ class KvCache:
 
     def __init__(self, config: ModelConfig, *, num_blocks: int, num_host_blocks: int, block_size: int) -> None:
         self.block_size = block_size
-        shape = (config.num_layers, 2, config.num_kv_heads, block_size, config.head_dim)
+        shape = pool_shape(config, block_size).of_block
         self.device_pool = _lazy_zeros(num_blocks, *shape)
         self._host_pool = _lazy_zeros(num_host_blocks, *shape)
 

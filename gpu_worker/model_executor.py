@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gpu_worker.calibration import measure
 from gpu_worker.executor import ConstraintError, DrawRules, ExecutorShape
+from gpu_worker.kernels.layout import BLOCK_SIZE
 from gpu_worker.kv_cache import KvCache, bytes_per_block
 from gpu_worker.model_runner import ModelRunner, blocks_of
 from gpu_worker.models.llama import Llama
@@ -25,7 +26,6 @@ from scheduler_engine.plan import RowFailure, ScheduledRow, StepPlan, StepResult
 from scheduler_engine.request import RequestId
 from wire.messages import SamplingParameters, TokenLogprob
 
-BLOCK_SIZE = 16
 MIB = 1 << 20
 
 

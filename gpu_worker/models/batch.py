@@ -1,31 +1,25 @@
-"""One forward's input as tensors: rows of many requests, flattened and grouped for attention. Knows no requests."""
+"""One forward's input as tensors: the new tokens of many rows, flattened; and the shape of the pool they write to."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
-
-@dataclass(frozen=True, slots=True)
-class AttentionGroup:
-    """Rows with equally many new tokens and nearly equal context, side by side in the flattened tokens.
-
-    ``[first, last)``: their flattened tokens. ``chunks`` and ``mask`` as ``kernels.reference.attend`` takes them.
-    """
-
-    first: int
-    last: int
-    chunks: Tensor
-    mask: Tensor
+from gpu_worker.kernels.layout import PoolShape
+from gpu_worker.models.config import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Always: groups cover the tokens without gap or overlap; ``slots`` names no slot twice."""
+    """``token_ids`` and ``positions`` [T] int64. ``place``: made by the kernels that will run it."""
 
-    token_ids: Tensor  # [T] int64
-    positions: Tensor  # [T] int64
-    slots: Tensor  # [T * 2 * K] int64, as kernels.reference.write_kv takes them
-    groups: tuple[AttentionGroup, ...]
-    scratch: Tensor  # floats, large enough for the largest group
+    token_ids: Tensor
+    positions: Tensor
+    place: Any
+
+
+def pool_shape(config: ModelConfig, block_size: int) -> PoolShape:
+    """Of the pool that holds this model's keys and values."""
+    return PoolShape(config.num_layers, block_size, config.num_heads, config.num_kv_heads, config.head_dim)

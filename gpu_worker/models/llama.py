@@ -1,4 +1,4 @@
-"""The Llama family's forward in plain torch, float32: Llama 2/3, SmolLM2, Mistral, Qwen 2 (bias), Qwen 3 (QK norm).
+"""The Llama family's forward, on the kernels of a device: Llama 2/3, SmolLM2, Mistral, Qwen 2 (bias), Qwen 3 (QK norm).
 
 Knows weights and batches of tokens; refuses to know requests, sampling and how a pool is shared.
 """
@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import assert_never
 
 import torch
-import torch.nn.functional as functional
 from torch import Tensor
 
-from gpu_worker.kernels.reference import attend, write_kv
-from gpu_worker.models.batch import Batch
+from gpu_worker.kernels.choice import Kernels, kernels_for
+from gpu_worker.kernels.layout import BLOCK_SIZE
+from gpu_worker.models.batch import Batch, pool_shape
 from gpu_worker.models.config import DividedRope, LinearRope, Llama3Rope, ModelConfig, PlainRope
 from gpu_worker.models.linear import PackedLinear
 from gpu_worker.weights import EMBEDDING, Weights
@@ -37,8 +37,10 @@ class Layer:
 class Llama:
     """Always: a row's result depends on that row's tokens and context alone, up to rounding."""
 
-    def __init__(self, weights: Weights) -> None:
+    def __init__(self, weights: Weights, kernels: Kernels | None = None) -> None:
+        """``kernels``: those of a CPU unless given."""
         self.config = config = weights.config
+        self.kernels = kernels or kernels_for(torch.device("cpu"), pool_shape(config, BLOCK_SIZE))
         self._embedding = weights.embedding(config.vocab_size, config.hidden_size)
         self._layers = [_load_layer(weights, index) for index in range(config.num_layers)]
         self._norm = weights.tensor("model.norm.weight", config.hidden_size)
@@ -47,51 +49,31 @@ class Llama:
         self._frequencies = inverse_frequencies(config)
 
     def forward(self, batch: Batch, pool: Tensor) -> Tensor:
-        """Hidden states [T, hidden] before the last norm. Writes the tokens' keys and values into ``pool``."""
-        angles = (batch.positions[:, None].to(torch.float32) * self._frequencies)[:, None, :]  # [T, 1, D / 2]
-        cos, sin = angles.cos(), angles.sin()
+        """Normed hidden states [T, hidden]. Writes the tokens' keys and values into ``pool``."""
+        kernels, epsilon = self.kernels, self.config.rms_norm_epsilon
+        angles = batch.positions[:, None].to(torch.float32) * self._frequencies
+        turns = torch.stack((angles.cos(), angles.sin()), dim=1)  # [T, 2, D / 2]
         hidden = self._embedding(batch.token_ids)
-        for index, layer in enumerate(self._layers):
-            mixed = self._attention(index, layer, self._norm_of(hidden, layer.attention_norm), batch, pool, cos, sin)
-            hidden += layer.output(mixed)
-            gate, up = layer.gate_up(self._norm_of(hidden, layer.mlp_norm)).chunk(2, dim=-1)
-            hidden += layer.down(functional.silu(gate).mul_(up))
-        return hidden
+        normed = kernels.norm(hidden, self._layers[0].attention_norm, epsilon)
+        next_norms = [layer.attention_norm for layer in self._layers[1:]] + [self._norm]
+        for index, (layer, next_norm) in enumerate(zip(self._layers, next_norms, strict=True)):
+            mixed = layer.output(self._attention(index, layer, normed, batch, pool, turns))
+            normed = kernels.add_and_norm(hidden, mixed, layer.mlp_norm, epsilon)
+            widened = layer.down(kernels.swiglu(layer.gate_up(normed)))
+            normed = kernels.add_and_norm(hidden, widened, next_norm, epsilon)
+        return normed
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[R, hidden] → [R, vocabulary]."""
-        return self._head(self._norm_of(hidden, self._norm))
+    def logits(self, normed: Tensor) -> Tensor:
+        """[R, hidden], as ``forward`` gives them → [R, vocabulary]."""
+        return self._head(normed)
 
-    def _attention(
-        self, index: int, layer: Layer, rows: Tensor, batch: Batch, pool: Tensor, cos: Tensor, sin: Tensor
-    ) -> Tensor:
-        config = self.config
-        num_rotated = config.num_heads + config.num_kv_heads
-        fused = layer.query_key_value(rows).view(-1, num_rotated + config.num_kv_heads, config.head_dim)
-        queries, keys = fused[:, : config.num_heads], fused[:, config.num_heads : num_rotated]
+    def _attention(self, index: int, layer: Layer, normed: Tensor, batch: Batch, pool: Tensor, turns: Tensor) -> Tensor:
+        config, norms = self.config, None
         if layer.query_norm is not None and layer.key_norm is not None:
-            queries, keys = self._norm_of(queries, layer.query_norm), self._norm_of(keys, layer.key_norm)
-            rotated = rotate(torch.cat((queries, keys), dim=1), cos, sin)
-        else:
-            rotated = rotate(fused[:, :num_rotated], cos, sin)
-        queries, keys = rotated[:, : config.num_heads], rotated[:, config.num_heads :]
-        write_kv(pool, index, batch.slots, torch.cat((keys, fused[:, num_rotated:]), dim=1))
-        mixed = [
-            attend(pool, index, group.chunks, group.mask, queries[group.first : group.last], batch.scratch)
-            for group in batch.groups
-        ]
-        return mixed[0] if len(mixed) == 1 else torch.cat(mixed)
-
-    def _norm_of(self, rows: Tensor, weight: Tensor) -> Tensor:
-        return functional.rms_norm(rows, weight.shape, weight, self.config.rms_norm_epsilon)
-
-
-def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding of [T, heads, D]: dimension i turns with i + D / 2 (the Hugging Face arrangement)."""
-    first, second = heads.chunk(2, dim=-1)
-    return torch.cat(
-        (torch.addcmul(first * cos, second, sin, value=-1), torch.addcmul(second * cos, first, sin)), dim=-1
-    )
+            norms = (layer.query_norm, layer.key_norm, config.rms_norm_epsilon)
+        fused = layer.query_key_value(normed).view(-1, config.num_heads + 2 * config.num_kv_heads, config.head_dim)
+        queries = self.kernels.rotate_and_write(fused, turns, pool, index, batch.place, norms)
+        return self.kernels.attend(queries, pool, index, batch.place)
 
 
 def inverse_frequencies(config: ModelConfig) -> Tensor:
