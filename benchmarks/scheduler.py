@@ -2,6 +2,7 @@
 
 The real engine, no executor: every row of a plan gets a made-up token, on a virtual clock that moves as the cost model
 of an H200 with an 8B model says. Only this process's CPU time is counted, so a busy machine disturbs little.
+``--rival`` runs another engine's scheduler beside it, and ``--stories`` tells both the same traffic.
 """
 
 from __future__ import annotations
@@ -11,9 +12,13 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import machine, quantile, report, say
+from benchmarks.rival import SCRIPTS, RivalAbsent, medians, rows_table, running, told_to_both
+from benchmarks.rival import quiet_steps as rival_steps
+from gpu_worker.simulation.stories import STORIES
 from scheduler_engine.config import EngineConfig
 from scheduler_engine.cost import CostConstants
 from scheduler_engine.events import Lever, StepEvents
@@ -39,6 +44,7 @@ NUM_VICTIMS = 16
 PATIENCE_STEPS = 10
 NUM_ABORTS = 1_000
 PROMPT = tuple(range(PROMPT_TOKENS))
+MOST_RIVAL_WAITING, MOST_RIVAL_STEPS = 1_000, 300  # its quiet step does not depend on who waits, and lasts long
 TOKEN = 7
 
 
@@ -222,16 +228,57 @@ def _us_each(nanoseconds: float, number: int) -> float | None:
     return round(nanoseconds / 1_000 / number, 2) if number else None
 
 
+def beside_rival(found: argparse.Namespace, stories: Sequence[str]) -> dict[str, Any]:
+    """The keys ``rival`` (quiet steps) and ``rival_stories``; without a rival that runs ``rival`` is None, and standard
+    error says why.
+    """
+    if found.rival_python is None:
+        say("--rival skipped: --rival-python names no Python that has it")
+        return {"rival": None}
+    try:
+        with running(found.rival, found.rival_python) as rival:
+            waiting = min(found.waiting, MOST_RIVAL_WAITING)
+            say(f"{found.rival} {rival.version}: quiet steps with {found.running} running, {waiting} waiting")
+            steps = min(found.steps, MOST_RIVAL_STEPS)
+            quiet = rival_steps(rival, running=found.running, waiting=waiting, steps=steps, prompt=PROMPT_TOKENS)
+            told = {}
+            for story in stories:
+                seeds = [
+                    told_to_both(rival, story, seed=seed, window_s=found.window_s) for seed in range(1, found.seeds + 1)
+                ]
+                told[story] = medians(seeds)
+                say(rows_table(story, told[story]))
+    except RivalAbsent as absent:
+        say(f"--rival skipped: {absent}")
+        return {"rival": None}
+    return {
+        "rival": {"name": found.rival, "version": rival.version, **quiet},
+        **({"rival_stories": told} if told else {}),
+    }
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scheduler", description=__doc__)
     parser.add_argument("--running", type=int, default=256)
     parser.add_argument("--waiting", type=int, default=100_000)
     parser.add_argument("--tenants", type=int, default=1_000)
     parser.add_argument("--steps", type=int, default=1_000, help="quiet steps that are timed")
+    parser.add_argument("--rival", choices=sorted(SCRIPTS), help="another scheduler, measured in the same run")
+    parser.add_argument("--rival-python", type=Path, metavar="PATH", help="a Python that can import it")
+    parser.add_argument(
+        "--stories", default="", metavar="NAMES", help="told to both, comma-separated: flood,long_decodes"
+    )
+    parser.add_argument("--seeds", type=int, default=1, help="of each story; medians are printed")
+    parser.add_argument(
+        "--window-s", type=int, default=240, help="how much of each story is told, in simulated seconds"
+    )
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     found = parser.parse_args(arguments)
-    if min(found.running, found.tenants, found.steps) < 1 or found.waiting < 0:
-        parser.error("--running, --tenants and --steps must be at least 1, --waiting at least 0")
+    stories = [name for name in found.stories.split(",") if name]
+    if unknown := [name for name in stories if name not in STORIES]:
+        parser.error(f"--stories: {unknown[0]} is none of {', '.join(sorted(STORIES))}")
+    if min(found.running, found.tenants, found.steps, found.seeds, found.window_s) < 1 or found.waiting < 0:
+        parser.error("--running, --tenants, --steps, --seeds and --window-s must be at least 1, --waiting at least 0")
     say(f"{found.steps} quiet steps with {found.running} running, {found.waiting} waiting, {found.tenants} tenants")
     result = {
         "bench": "scheduler",
@@ -244,6 +291,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         **plan_with_victims(max(found.running, 2 * NUM_VICTIMS)),
         **machine(),
     }
+    if found.rival is not None:
+        result |= beside_rival(found, stories)
     report(result, as_json=found.json)
     return 0
 

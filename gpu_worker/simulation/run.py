@@ -86,11 +86,13 @@ class Simulation:
             telemetry=self._telemetry,
         )
 
-    def run(self, *, show_progress: bool = False) -> Outcome:
-        """To the last token of the last client. Raises BrokenBooks."""
+    def run(self, *, until_us: int | None = None, show_progress: bool = False) -> Outcome:
+        """To the last token of the last client, or to the first step boundary at ``until_us`` or later. Raises
+        BrokenBooks.
+        """
         began_s = time.process_time()
         num_turns = 0
-        while self._loop.has_work or self.clients.next_at_us is not None:
+        while self._is_going_on(until_us):
             self._deliver_arrivals()
             turn = self._loop.turn()
             self._hear(turn)
@@ -120,6 +122,11 @@ class Simulation:
             virtual_us=self._clock.now_us(),
             cpu_s=time.process_time() - began_s,
         )
+
+    def _is_going_on(self, until_us: int | None) -> bool:
+        if until_us is not None and self._clock.now_us() >= until_us:
+            return False
+        return self._loop.has_work or self.clients.next_at_us is not None
 
     def _deliver_arrivals(self) -> None:
         due = self.clients.send(self._clock.now_us())
