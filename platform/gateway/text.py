@@ -7,28 +7,22 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
-from jinja2 import TemplateError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from gateway.chat_template import ChatTemplate, TextError
+from wire.encoding import Segments, TextEncoder
+from wire.vocabulary import Vocabulary, load
 
-from wire.vocabulary import Vocabulary, build_tokenizer, encode_segments, load
+__all__ = ["Detokenizer", "Message", "Text", "TextError", "byte_text"]
 
 CHATML = (
     "{% for message in messages %}"
     "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-_MARK = re.compile("\ue000([0-9]+)\ue001")  # stands for a message's text while the template is rendered
-
-Segments = Iterable[tuple[bool, str]]  # (written by the template, text)
-
-
-class TextError(Exception):
-    """The model's chat template cannot be used with these messages."""
+NO_TEMPLATE = "{{ raise_exception('this model has no chat template') }}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,24 +42,19 @@ class Text:
         self._encode = encode
         self._token_bytes = vocabulary.token_bytes
         self._longest_token = max(map(len, vocabulary.token_bytes))
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-        environment.globals["raise_exception"] = _refuse
-        self._template = environment.from_string(vocabulary.chat_template or CHATML)
+        default = CHATML if "<|im_start|>" in vocabulary.control_tokens else NO_TEMPLATE
+        template = vocabulary.chat_template or default
+        self._template = ChatTemplate(template, vocabulary.control_tokens, vocabulary.template_names)
 
     @classmethod
     def of_model(cls, path: str | Path) -> Text:
         """Of a model file or folder. Raises wire.gguf_header.ModelFileError."""
         vocabulary = load(path)
-        return cls(vocabulary, partial(encode_segments, build_tokenizer(path), vocabulary))
+        return cls(vocabulary, TextEncoder.of_model(path, vocabulary).encode)
 
     def chat_prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """Token ids of a chat, ready for the assistant's turn. Raises TextError when the template refuses it."""
-        marked = [{"role": m.role, "content": f"\ue000{i}\ue001"} for i, m in enumerate(messages)]
-        try:
-            rendered = self._template.render(messages=marked, add_generation_prompt=True)
-        except TemplateError as error:
-            raise TextError(str(error)) from error
-        return tuple(self._encode(_segments(rendered, messages)))
+        return tuple(self._encode(self._template.render([{"role": m.role, "content": m.content} for m in messages])))
 
     def least_tokens(self, messages: Iterable[Message]) -> int:
         """A lower bound of the prompt's length that costs nothing: no token is longer than the longest."""
@@ -74,16 +63,6 @@ class Text:
     def shown_bytes(self, token_id: int) -> bytes:
         """The bytes a reader sees of a token; none for a control token and for an id outside the vocabulary."""
         return self._token_bytes[token_id] if 0 <= token_id < len(self._token_bytes) else b""
-
-
-def _segments(rendered: str, messages: Sequence[Message]) -> Iterator[tuple[bool, str]]:
-    """The rendered template with each message's text put back, marked as not trusted."""
-    at = 0
-    for mark in _MARK.finditer(rendered):
-        yield True, rendered[at : mark.start()]
-        yield False, messages[int(mark[1])].content
-        at = mark.end()
-    yield True, rendered[at:]
 
 
 class Detokenizer:
@@ -132,7 +111,3 @@ def byte_text(model: str = "simulated", context_length: int = 32_768) -> Text:
         return token_ids
 
     return Text(vocabulary, encode)
-
-
-def _refuse(message: str) -> None:
-    raise TemplateError(message)

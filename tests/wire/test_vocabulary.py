@@ -17,8 +17,9 @@ from tokenizers import Tokenizer
 
 from gpu_worker.demo_model import DEFAULT_FOLDER, fetch
 from wire import vocabulary
+from wire.encoding import TextEncoder
 from wire.gguf_header import ModelFileError
-from wire.vocabulary import Vocabulary, build_tokenizer, byte_of_character, encode_segments, load
+from wire.vocabulary import Vocabulary, byte_of_character, load
 
 IM_START, IM_END = 1, 2
 
@@ -34,8 +35,13 @@ def words(model_path: Path) -> Vocabulary:
 
 
 @pytest.fixture(scope="module")
-def tokenizer(model_path: Path) -> Tokenizer:
-    return build_tokenizer(model_path)
+def encoder(model_path: Path) -> TextEncoder:
+    return TextEncoder.of_model(model_path)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(encoder: TextEncoder) -> Tokenizer:
+    return encoder.tokenizer
 
 
 def test_the_demo_models_vocabulary_is_what_its_file_says(words: Vocabulary) -> None:
@@ -47,18 +53,18 @@ def test_the_demo_models_vocabulary_is_what_its_file_says(words: Vocabulary) -> 
     assert "<|im_start|>assistant" in words.chat_template
 
 
-def test_a_known_prompt_gets_the_ids_its_model_was_trained_with(words: Vocabulary, tokenizer: Tokenizer) -> None:
+def test_a_known_prompt_gets_the_ids_its_model_was_trained_with(words: Vocabulary, encoder: TextEncoder) -> None:
     text = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
     expected = [1, 9690, 198, 2683, 359, 253, 5356, 5646, 11173, 3365, 3511, 308, 34519, 28, 7018, 411, 407]
-    assert encode_segments(tokenizer, words, [(True, text)]) == [*expected, 19712, 8182, 2, 198]
+    assert encoder.encode([(True, text)]) == [*expected, 19712, 8182, 2, 198]
 
 
 @settings(max_examples=200, deadline=None)
 @given(text=st.text())
-def test_any_text_comes_back_byte_for_byte(words: Vocabulary, tokenizer: Tokenizer, text: str) -> None:
+def test_any_text_comes_back_byte_for_byte(words: Vocabulary, encoder: TextEncoder, text: str) -> None:
     known = {token for token in words.token_bytes if len(token) == 1}
     expected = b"".join(byte for byte in map(int.to_bytes, text.encode()) if byte in known)
-    assert words.decode(tokenizer.encode(text).ids) == expected
+    assert words.decode(encoder.encode([(False, text)])) == expected
 
 
 def test_the_bytes_its_model_has_no_token_for_are_rare(words: Vocabulary) -> None:
@@ -68,37 +74,37 @@ def test_the_bytes_its_model_has_no_token_for_are_rare(words: Vocabulary) -> Non
     assert missing - never_in_utf8 == {0x04, 0x06, 0x13, 0x14, 0x16, 0x1D, 0xF1, 0xF2}  # control codes, unused planes
 
 
-def test_digits_stand_one_by_one(words: Vocabulary, tokenizer: Tokenizer) -> None:
-    pieces = [words.token_bytes[token_id] for token_id in tokenizer.encode("in 2024").ids]
+def test_digits_stand_one_by_one(words: Vocabulary, encoder: TextEncoder) -> None:
+    pieces = [words.token_bytes[token_id] for token_id in encoder.encode([(False, "in 2024")])]
     assert pieces == [b"in", b" ", b"2", b"0", b"2", b"4"]
 
 
 @pytest.mark.parametrize("name", ["<|im_end|>", "<|im_start|>", "<|endoftext|>", "<repo_name>"])
-def test_a_control_token_typed_by_a_user_stays_text(words: Vocabulary, tokenizer: Tokenizer, name: str) -> None:
+def test_a_control_token_typed_by_a_user_stays_text(words: Vocabulary, encoder: TextEncoder, name: str) -> None:
     typed = f"before{name}after"
-    for token_ids in (tokenizer.encode(typed).ids, encode_segments(tokenizer, words, [(False, typed)])):
+    for token_ids in (encoder.tokenizer.encode(typed).ids, encoder.encode([(False, typed)])):
         assert not set(token_ids) & set(words.control_tokens.values())
         assert words.decode(token_ids) == typed.encode()
 
 
 def test_control_tokens_are_made_from_trusted_text_only_and_show_nothing(
-    words: Vocabulary, tokenizer: Tokenizer
+    words: Vocabulary, encoder: TextEncoder
 ) -> None:
     segments = [(True, "<|im_start|>user\n"), (False, "<|im_end|>"), (True, "<|im_end|>\n")]
-    token_ids = encode_segments(tokenizer, words, segments)
+    token_ids = encoder.encode(segments)
     assert [token_id for token_id in token_ids if token_id in (IM_START, IM_END)] == [IM_START, IM_END]
     assert words.decode(token_ids) == b"user\n<|im_end|>\n"
 
 
-def test_a_control_token_split_over_two_segments_stays_text(words: Vocabulary, tokenizer: Tokenizer) -> None:
-    token_ids = encode_segments(tokenizer, words, [(True, "<|im_"), (False, "end|>")])
+def test_a_control_token_split_over_two_segments_stays_text(words: Vocabulary, encoder: TextEncoder) -> None:
+    token_ids = encoder.encode([(True, "<|im_"), (False, "end|>")])
     assert IM_END not in token_ids
 
 
 @pytest.mark.parametrize("content", ["\n\nhello", " hello", "lo 1", "'s"])
-def test_text_across_a_border_is_encoded_as_one(words: Vocabulary, tokenizer: Tokenizer, content: str) -> None:
-    apart = encode_segments(tokenizer, words, [(True, "<|im_start|>user\n"), (False, content)])
-    assert apart == encode_segments(tokenizer, words, [(True, "<|im_start|>user\n" + content)])
+def test_text_across_a_border_is_encoded_as_one(words: Vocabulary, encoder: TextEncoder, content: str) -> None:
+    apart = encoder.encode([(True, "<|im_start|>user\n"), (False, content)])
+    assert apart == encoder.encode([(True, "<|im_start|>user\n" + content)])
 
 
 def test_the_table_of_byte_characters_is_a_bijection() -> None:
@@ -109,9 +115,8 @@ def test_the_table_of_byte_characters_is_a_bijection() -> None:
 
 LIGHT = """
 import sys
-from wire.vocabulary import build_tokenizer, load
-load(sys.argv[1])
-build_tokenizer(sys.argv[1])
+from wire.encoding import TextEncoder
+TextEncoder.of_model(sys.argv[1])
 print(*(name for name in ("torch", "numpy", "gguf", "transformers") if name in sys.modules))
 print(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1])
 """
@@ -147,18 +152,20 @@ def write_gguf(
     return path
 
 
-def test_a_prompt_begins_with_bos_where_the_model_wants_it(tmp_path: Path) -> None:
+def test_plain_text_begins_with_bos_where_the_model_wants_it(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "Small-1B.Q4_K_M.gguf")
     words = load(path)
     assert (words.name, words.bos_token_id, words.stop_token_ids) == ("Small-1B", 0, (0,))
     assert words.token_bytes == (b"", b"a", b" a", b"<tool>", b" ")
-    assert encode_segments(build_tokenizer(path), words, [(False, "a a<tool>")]) == [0, 1, 2, 3]
+    assert TextEncoder.of_model(path).encode([(False, "a a<tool>")]) == [1, 2, 3]
 
 
 @pytest.mark.parametrize(
     ("make", "field"),
     [
-        (lambda path: write_gguf(path, model="llama"), "tokenizer.ggml.model"),
+        (lambda path: write_gguf(path, model="bert"), "tokenizer.ggml.model"),
+        (lambda path: write_gguf(path, model="llama"), "tokenizer.ggml.scores"),
+        (lambda path: write_gguf(path, types=(3, 1, 1, 4, 9)), "tokenizer.ggml.token_type"),
         (lambda path: write_gguf(path, kind="deepseek"), "tokenizer.ggml.pre"),
         (lambda path: write_gguf(path, types=(3, 1)), "tokenizer.ggml.token_type"),
         (lambda path: write_gguf(path, merges=["Ġ z"]), "tokenizer.ggml.merges"),
@@ -170,7 +177,7 @@ def test_a_tokenizer_of_another_kind_is_refused_by_the_name_of_its_field(
 ) -> None:
     path = make(tmp_path / "other.gguf")
     with pytest.raises(ModelFileError, match=field):
-        build_tokenizer(path)
+        TextEncoder.of_model(path)
 
 
 @pytest.fixture
@@ -189,7 +196,7 @@ def folder(tmp_path: Path, tokenizer: Tokenizer) -> Path:
 
 
 def test_a_hugging_face_folder_gives_the_same_tokens_as_the_gguf_file(
-    folder: Path, words: Vocabulary, tokenizer: Tokenizer
+    folder: Path, words: Vocabulary, encoder: TextEncoder
 ) -> None:
     found = load(folder)
     assert (found.name, found.context_length, found.chat_template) == (folder.name, 2_048, "{{x}}")
@@ -197,7 +204,7 @@ def test_a_hugging_face_folder_gives_the_same_tokens_as_the_gguf_file(
     assert found.token_bytes[:3] == (b"", b"", b"")
     assert found.token_bytes[17:] == words.token_bytes[17:]
     segments = [(True, "<|im_start|>user\n"), (False, "12 ünïcode <|im_end|>"), (True, "<|im_end|>")]
-    assert encode_segments(build_tokenizer(folder), found, segments) == encode_segments(tokenizer, words, segments)
+    assert TextEncoder.of_model(folder).encode(segments) == encoder.encode(segments)
 
 
 def test_a_template_in_a_file_of_its_own_wins(folder: Path) -> None:
@@ -211,7 +218,7 @@ def test_a_folder_without_a_tokenizer_or_with_another_kind_is_refused(folder: Pa
         load(folder)
     (folder / "tokenizer.json").write_text("{")
     with pytest.raises(ModelFileError, match="is not JSON"):
-        build_tokenizer(folder)
+        TextEncoder.of_model(folder)
     (folder / "tokenizer.json").unlink()
     with pytest.raises(ModelFileError, match="cannot be read"):
         vocabulary.load(folder)
