@@ -86,7 +86,7 @@ class _Timer:
         return [(row * blocks + index) % self._shape.num_blocks for index in range(blocks)]
 
     def _step(self, rows: list[ScheduledRow]) -> int:
-        plan = StepPlan(step=0, rows=tuple(rows), swap_out=(), swap_in=(), token_budget=0, wake_at_us=None)
+        plan = StepPlan(step=0, chunks=tuple(rows), swap_out=(), swap_in=(), token_budget=0, wake_at_us=None)
         return _best(lambda: self._execute(plan), self._clock_ns)
 
 

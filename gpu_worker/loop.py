@@ -205,5 +205,5 @@ class WorkerLoop:
 
 def _plan_line(plan: StepPlan) -> str:
     rows = " ".join(f"{row.request_id}@{row.start}+{len(row.token_ids)}" for row in plan.rows[:16])
-    more = f" … {len(plan.rows) - 16} more" if len(plan.rows) > 16 else ""
-    return f"step {plan.step}: out {len(plan.swap_out)}, in {len(plan.swap_in)}, rows {len(plan.rows)}: {rows}{more}"
+    more = f" … {plan.num_rows - 16} more" if plan.num_rows > 16 else ""
+    return f"step {plan.step}: out {len(plan.swap_out)}, in {len(plan.swap_in)}, rows {plan.num_rows}: {rows}{more}"

@@ -133,7 +133,9 @@ class ResponseBook:
 
     def take_logprobs(self, plan: StepPlan, result: StepResult) -> None:
         """Keep those of the tokens just drawn; ``digest`` of the same step brings the tokens."""
-        for row, logprob in zip(plan.rows, result.logprobs, strict=False):  # empty when no row asked
+        if not result.logprobs:
+            return
+        for row, logprob in zip(plan.rows, result.logprobs, strict=True):
             if logprob is not None:
                 self._choices[row.request_id].logprobs.append(cast("TokenLogprob", logprob))
 

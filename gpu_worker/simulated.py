@@ -174,10 +174,12 @@ class SimulatedExecutor:
     def execute(self, plan: StepPlan) -> StepResult:
         duration_us = self._duration_us(plan)
         self._clock.sleep_us(duration_us)
-        alphabet, num_letters = self._alphabet, len(self._alphabet)
-        sampled = [
-            alphabet[(self._start(row.request_id) + 7 * len(row.output_ids)) % num_letters] if row.samples else -1
-            for row in plan.rows
+        alphabet, num_letters, start = self._alphabet, len(self._alphabet), self._start
+        decodes = zip(plan.decodes.request_ids, plan.decodes.num_outputs, strict=True)
+        sampled = [alphabet[(start(request_id) + 7 * num) % num_letters] for request_id, num in decodes]
+        sampled += [
+            alphabet[(start(row.request_id) + 7 * len(row.output_ids)) % num_letters] if row.samples else -1
+            for row in plan.chunks
         ]
         return StepResult(step=plan.step, duration_us=duration_us, sampled_token_ids=sampled)
 
@@ -188,8 +190,9 @@ class SimulatedExecutor:
         return start
 
     def _duration_us(self, plan: StepPlan) -> int:
-        prefill_tokens = prefill_context = decode_rows = kv_tokens = 0
-        for row in plan.rows:
+        prefill_tokens = prefill_context = 0
+        decode_rows, kv_tokens = len(plan.decodes), plan.decodes.num_attended
+        for row in plan.chunks:
             num_tokens = len(row.token_ids)
             if num_tokens == 1:
                 decode_rows += 1

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Sequence
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
-from scheduler_engine.live import LiveRequest
 from scheduler_engine.plan import StepPlan
 
 if TYPE_CHECKING:
@@ -35,12 +33,12 @@ class DigestChain:
         self.digest = bytes(DIGEST_BYTES)
         self._plan = b""
 
-    def note_plan(self, state: EngineState, draft: Draft, plan: StepPlan, owners: Sequence[LiveRequest]) -> None:
+    def note_plan(self, state: EngineState, draft: Draft, plan: StepPlan) -> None:
         """Call it before the step changes anything: rows are live views."""
         running = state.running
         totals = _TOTALS.pack(
             draft.now_us,
-            len(owners),
+            plan.num_rows,
             plan.token_budget,
             -1 if plan.wake_at_us is None else plan.wake_at_us,
             state.device.num_free,
@@ -48,14 +46,16 @@ class DigestChain:
             running.num_slots_used,
             len(state.lives),
             state.accountant.busy_us & (2**63 - 1),
-            draft.num_idle,
+            len(draft.idle),
             *running.decode_tokens,
         )
         parts = [totals]
         parts += [_PAIR.pack(chunk.live.sequence_number, chunk.num_tokens) for chunk in draft.chunks]
         parts += [_PAIR.pack(copy.device_block, copy.host_block) for copy in (*draft.swap_out, *draft.swap_in)]
-        if owners:
-            live = owners[draft.step % len(owners)]
+        owners = running.batch().owners
+        if owners or draft.chunks:
+            place = draft.step % plan.num_rows
+            live = owners[place] if place < len(owners) else draft.chunks[place - len(owners)].live
             parts += [_PAIR.pack(live.sequence_number, live.computed), array("q", live.block_table).tobytes()]
         self._plan = b"".join(parts)
 

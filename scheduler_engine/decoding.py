@@ -31,8 +31,8 @@ class DecodePlanner:
         self._grow(rank)
         running = self._state.running
         num_rows, tokens = len(running.decoding[rank]), running.decode_tokens[rank]
-        if self._draft.num_idle:
-            idle = [live for live in running.decoding[rank].values() if live.idle_step == self._draft.step]
+        if self._draft.idle:
+            idle = [live for live in self._draft.idle.values() if live.rank == rank]
             num_rows -= len(idle)
             tokens -= sum(live.total for live in idle)
         self._budget.grant_decodes(num_rows, tokens)
@@ -68,8 +68,7 @@ class DecodePlanner:
                 self._note_hold(live)
 
     def _sit_out(self, live: LiveRequest) -> None:
-        live.idle_step = self._draft.step
-        self._draft.num_idle += 1
+        self._draft.idle[live.request_id] = live
 
     def _note_hold(self, live: LiveRequest) -> None:
         by = self._draft.first_token_by
@@ -90,20 +89,18 @@ class DecodePlanner:
             may_give_way = self._give_way_for_growth(rank, needy[0], short)
             needy = self._needy(rank)  # a needy one may have gone itself
         num_served = min(len(needy), max(0, self._room.blocks_to_grow(rank)))
-        edge = self._state.running.at_block_edge[rank]
+        running, device, step = self._state.running, self._state.device, self._draft.step
         for live in needy[:num_served]:
-            live.block_table.append(self._state.device.take_one())
-            del edge[live.request_id]
-            live.grown_step = self._draft.step
-            self._state.set_next_check(live)
+            running.grow(live, device.take_one())
+            live.grown_step = step
             self._state.journal.served(live)
         for live in needy[num_served:]:
             self._sit_out(live)
             self._state.journal.starved(live, Cause.MEMORY)
 
     def _needy(self, rank: int) -> list[LiveRequest]:
-        step = self._draft.step
-        return [live for live in self._state.running.at_block_edge[rank].values() if live.idle_step != step]
+        idle = self._draft.idle
+        return [live for live in self._state.running.at_block_edge[rank].values() if live.request_id not in idle]
 
     def _give_way_for_growth(self, rank: int, first: LiveRequest, short: int) -> bool:
         """Push out somebody so that decodes of the class may grow. False when they must wait instead."""

@@ -41,7 +41,7 @@ class Draft:
     swap_in: list[BlockCopy] = field(default_factory=list)
     copy_charges: list[CopyCharge] = field(default_factory=list)
     host_blocks_after: list[int] = field(default_factory=list)  # read by this step's swap_in, free once it is done
-    num_idle: int = 0  # decodes in a slot that get no row in this step
+    idle: dict[RequestId, LiveRequest] = field(default_factory=dict)  # decodes that get no row in this step
     holding: list[bool] = field(
         default_factory=lambda: [False for _ in PriorityClass]
     )  # classes with decodes held back

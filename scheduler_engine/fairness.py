@@ -9,6 +9,7 @@ import heapq
 from collections.abc import Iterator, Mapping
 
 from scheduler_engine.errors import BrokenBooks
+from scheduler_engine.metering import UNIT_BITS, UNITS_PER_US, Meter, Tab
 from scheduler_engine.policy import PriorityClass, TenantClassPolicy
 
 SERVICE_UNITS_PER_US = 1_000  # resolution of virtual service at weight 1
@@ -17,10 +18,9 @@ _DEFAULT_WEIGHT = 1
 
 
 class Account:
-    """One tenant in one class. Always: ``service`` never falls; ``charged_us`` is exact, ``service`` only orders."""
+    """One tenant in one class. Always: ``service`` never falls; its tab is exact, ``service`` only orders."""
 
     __slots__ = (
-        "charged_us",
         "concurrency",
         "hard_deadline_us",
         "is_listed",
@@ -28,28 +28,37 @@ class Account:
         "num_started",
         "order",
         "priority_class",
-        "service",
+        "service_base",
+        "tab",
         "tenant_id",
+        "units_base",
         "weight",
     )
 
-    def __init__(self, priority_class: PriorityClass, tenant_id: str, order: int) -> None:
+    def __init__(self, priority_class: PriorityClass, tenant_id: str, order: int, meter: Meter) -> None:
         self.priority_class = priority_class
         self.tenant_id = tenant_id
         self.order = order
         self.weight = _DEFAULT_WEIGHT
         self.concurrency: int | None = None
         self.hard_deadline_us: int | None = None
-        self.service = 0  # GPU time / weight, in SERVICE_UNITS_PER_US
-        self.charged_us = 0
+        self.tab = Tab(meter)
+        self.service_base = 0  # ``service`` when its tab stood at ``units_base``
+        self.units_base = 0
         self.is_listed = False  # stands in the heap of active accounts
         self.num_live = 0  # waiting, running or suspended
         self.num_started = 0  # running or suspended
 
-    def charge(self, charge_us: int) -> None:
-        """Book device time on this tenant."""
-        self.charged_us += charge_us
-        self.service += charge_us * SERVICE_UNITS_PER_US // self.weight
+    @property
+    def service(self) -> int:
+        """Device time over weight, in SERVICE_UNITS_PER_US, from where it was last lifted or reweighted."""
+        units = self.tab.charged - self.units_base
+        return self.service_base + (units * SERVICE_UNITS_PER_US // self.weight >> UNIT_BITS)
+
+    def lift(self, service: int) -> None:
+        """Make its service no less than this; what follows is added at its weight of now."""
+        self.service_base = max(self.service, service)
+        self.units_base = self.tab.charged
 
     @property
     def at_concurrency(self) -> bool:
@@ -58,10 +67,13 @@ class Account:
 
 
 class FairnessAccountant:
-    """Always: the charges of all accounts sum to ``busy_us``, exactly; an idle tenant banks no credit."""
+    """Always: the tabs of all accounts sum to ``busy_us``, exactly; an idle tenant banks no credit."""
 
-    def __init__(self) -> None:
+    def __init__(self, meter: Meter) -> None:
         self.busy_us = 0
+        self._meter = meter
+        self._served_units = [0 for _ in PriorityClass]
+        self._unreported_units = 0
         self._accounts: dict[tuple[PriorityClass, str], Account] = {}
         self._active: tuple[list[tuple[int, int, Account]], ...] = tuple([] for _ in PriorityClass)
         self._weights = [0 for _ in PriorityClass]
@@ -74,7 +86,7 @@ class FairnessAccountant:
         key = (priority_class, tenant_id)
         found = self._accounts.get(key)
         if found is None:
-            found = self._accounts[key] = Account(priority_class, tenant_id, len(self._accounts))
+            found = self._accounts[key] = Account(priority_class, tenant_id, len(self._accounts), self._meter)
         return found
 
     def set_policies(self, cells: Mapping[tuple[PriorityClass, str], TenantClassPolicy]) -> None:
@@ -87,7 +99,9 @@ class FairnessAccountant:
         weight = _DEFAULT_WEIGHT if cell is None else cell.weight
         if account.num_live:
             self._weights[account.priority_class] += weight - account.weight
-        account.weight = weight
+        if weight != account.weight:
+            account.lift(account.service)
+            account.weight = weight
         account.concurrency = None if cell is None else cell.concurrency
         deadline_ms = None if cell is None else cell.hard_deadline_ms
         account.hard_deadline_us = None if deadline_ms is None else deadline_ms * 1_000
@@ -103,7 +117,8 @@ class FairnessAccountant:
         if account.num_live == 0:
             heap = self._active[account.priority_class]
             least = self._least_service(heap)
-            account.service = account.service if least is None else max(account.service, least - 1)
+            if least is not None:
+                account.lift(least - 1)
             if not account.is_listed:
                 account.is_listed = True
                 heapq.heappush(heap, (account.service, account.order, account))
@@ -132,13 +147,33 @@ class FairnessAccountant:
                 return service
         return None
 
+    def serve(self, rank: int, units: int) -> int:
+        """A class has had these units; in whole microseconds, of which the sum over time is rounded only once."""
+        before = self._served_units[rank]
+        self._served_units[rank] = before + units
+        return (before + units >> UNIT_BITS) - (before >> UNIT_BITS)
+
+    def report(self, units: int) -> int:
+        """A tab of a request that has ended in whole microseconds: what is cut off goes to the next that ends."""
+        reported_us, self._unreported_units = divmod(self._unreported_units + units, UNITS_PER_US)
+        return reported_us
+
+    def charges_us(self) -> dict[Account, int]:
+        """What each account was charged, in whole microseconds that sum to those charged in all."""
+        charges: dict[Account, int] = {}
+        units = 0
+        for account in self._accounts.values():
+            before, units = units, units + account.tab.charged
+            charges[account] = (units >> UNIT_BITS) - (before >> UNIT_BITS)
+        return charges
+
     @property
     def charged_us(self) -> int:
-        return sum(account.charged_us for account in self._accounts.values())
+        return sum(account.tab.charged for account in self._accounts.values()) >> UNIT_BITS
 
     def check_books(self) -> None:
         """Raises BrokenBooks unless every busy microsecond is somebody's."""
-        if self.charged_us != self.busy_us:
+        if sum(account.tab.charged for account in self._accounts.values()) != self.busy_us << UNIT_BITS:
             raise BrokenBooks(f"charged {self.charged_us} us of {self.busy_us} us busy")
         for rank, weight in enumerate(self._weights):
             expected = sum(a.weight for a in self._accounts.values() if a.num_live and a.priority_class == rank)

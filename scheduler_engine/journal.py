@@ -75,7 +75,7 @@ class Journal:
 
     # the step
 
-    def close_plan(self, draft: Draft, plan: StepPlan, owners: Sequence[LiveRequest]) -> None:
+    def close_plan(self, draft: Draft, plan: StepPlan) -> None:
         state = self._state
         for queue in state.queues:
             if queue.line_changes:
@@ -91,7 +91,7 @@ class Journal:
                     need=(num_held, 0),
                 )
                 self._num_held[rank] = 0
-        self.chain.note_plan(state, draft, plan, owners)
+        self.chain.note_plan(state, draft, plan)
 
     def close_step(self, step: int, duration_us: int) -> None:
         self.step_records = b"".join(self._pending)

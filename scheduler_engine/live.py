@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 from scheduler_engine.events import Finished, FinishReason, RequestCounters
 from scheduler_engine.fairness import Account
+from scheduler_engine.metering import Tab
+from scheduler_engine.plan import DecodingSequence
 from scheduler_engine.request import Request
 from scheduler_engine.waits import WaitLog
 
@@ -34,33 +36,34 @@ class LiveRequest:
     """
 
     __slots__ = (
+        "_computed",
         "account",
         "arrival_us",
         "block_table",
         "blocked_since_us",
         "bypasses",
-        "computed",
+        "check_clock",
+        "check_total",
         "computed_high",
         "deadline_us",
         "debtor",
+        "edge_clock",
         "estimated_gpu_us",
         "estimated_total",
         "failures",
         "finish_total",
         "first_start_us",
         "first_token_us",
-        "gpu_us",
         "grown_step",
         "hard_deadline_us",
         "host_blocks",
-        "idle_step",
         "limit_total",
-        "next_check",
         "num_holds",
         "num_preemptions",
         "num_recomputes",
-        "num_steps",
+        "num_steps_without_token",
         "num_swaps",
+        "offset",
         "output_ids",
         "peak_base",
         "peak_finish",
@@ -72,14 +75,15 @@ class LiveRequest:
         "request",
         "request_id",
         "sampling",
+        "sequence",
         "sequence_number",
         "started_step",
         "state",
         "stop_ids",
         "suspended_step",
         "swapped_blocks",
+        "tab",
         "ticket",
-        "total",
         "waits",
     )
 
@@ -100,13 +104,16 @@ class LiveRequest:
         self.host_blocks: list[int] = []
         self.output_ids: list[int] = list(request.delivered_token_ids)
         self.prompt_len = len(request.prompt_token_ids)
-        self.total = self.prompt_len + len(self.output_ids)  # tokens known; the last one is computed by the next step
         self.limit_total = self.prompt_len + request.max_tokens  # ends here with LENGTH, at the latest
         self.finish_total = self.limit_total
         self.estimated_total = self.limit_total
-        self.computed = 0
+        self._computed: int | None = 0  # None while it decodes
         self.computed_high = self.prompt_len if self.output_ids else 0  # an earlier attempt computed it
-        self.next_check = 0  # look closer once ``computed`` gets here: a block edge, a limit or an estimate
+        self.check_total = 0  # look closer once it has so many tokens: a limit or an estimate
+        self.check_clock = self.edge_clock = -1  # when it will have them, and when its blocks will be full
+        self.offset = 0  # ``total`` less the clock, while it is seated
+        self.sequence: DecodingSequence | None = None
+        self.tab = Tab(account.tab.meter)
         self.ticket = 0
         self.estimated_gpu_us = 0
         self.predicted_wait_us = 0
@@ -116,20 +123,18 @@ class LiveRequest:
         self.peak_base = 0
         self.started_step = -1
         self.suspended_step = -1
-        self.idle_step = -1
         self.grown_step = -1
         self.debtor: Account | None = None  # who pays for bringing it back: the tenant that pushed it out
         self.first_start_us: int | None = None
         self.first_token_us: int | None = None
         self.failures = 0
         self.num_preemptions = 0
-        self.num_steps = 0
+        self.num_steps_without_token = 0
         self.num_holds = 0
         self.num_swaps = 0
         self.num_recomputes = 0
         self.recomputed_tokens = 0
         self.swapped_blocks = 0
-        self.gpu_us = 0
         self.waits = WaitLog()
 
     @property
@@ -137,6 +142,31 @@ class LiveRequest:
         """The one key for queueing and for victims; unique by its last part."""
         fresh = 1 if self.state is State.WAITING else 0
         return (fresh, self.deadline_us, self.arrival_us, self.sequence_number)
+
+    @property
+    def total(self) -> int:
+        """Tokens known; the last one is computed by the next step."""
+        return self.prompt_len + len(self.output_ids)
+
+    @property
+    def computed(self) -> int:
+        """Tokens whose keys and values exist. A decode is always one behind what is known: nothing has to be kept."""
+        computed = self._computed
+        return self.prompt_len + len(self.output_ids) - 1 if computed is None else computed
+
+    @computed.setter
+    def computed(self, computed: int) -> None:
+        self._computed = computed
+
+    def begin_decode(self) -> DecodingSequence:
+        """From now on every step computes the last of the known tokens and gives one more."""
+        self._computed = None
+        return DecodingSequence(
+            self.request_id, self.request.prompt_token_ids, self.output_ids, self.block_table, self.sampling
+        )
+
+    def end_decode(self) -> None:
+        self._computed = self.computed
 
     @property
     def rest(self) -> int:
@@ -151,7 +181,7 @@ class LiveRequest:
             return self.request.prompt_token_ids[start:end]
         return [*self.request.prompt_token_ids[start:], *self.output_ids[: end - self.prompt_len]]
 
-    def finished(self, reason: FinishReason, now_us: int, detail: str = "") -> Finished:
+    def finished(self, reason: FinishReason, now_us: int, gpu_us: int, detail: str = "") -> Finished:
         """The end of it as a value; prompt tokens are those computed at least once."""
         return Finished(
             request_id=self.request_id,
@@ -159,23 +189,23 @@ class LiveRequest:
             prompt_tokens=min(max(self.computed, self.computed_high), self.prompt_len),
             cached_tokens=0,
             output_tokens=len(self.output_ids),
-            counters=self.counters(now_us),
+            counters=self.counters(now_us, gpu_us),
             detail=detail,
         )
 
-    def counters(self, now_us: int) -> RequestCounters:
+    def counters(self, now_us: int, gpu_us: int) -> RequestCounters:
         """What it has cost until ``now_us``."""
         started_us = now_us if self.first_start_us is None else self.first_start_us
         return RequestCounters(
             queue_us=started_us - self.arrival_us,
             ttft_us=None if self.first_token_us is None else self.first_token_us - self.arrival_us,
             total_us=now_us - self.arrival_us,
-            num_steps=self.num_steps,
+            num_steps=self.num_steps_without_token + len(self.output_ids) - len(self.request.delivered_token_ids),
             num_holds=self.num_holds,
             num_swaps=self.num_swaps,
             num_recomputes=self.num_recomputes,
             recomputed_tokens=self.recomputed_tokens,
             swapped_blocks=self.swapped_blocks,
-            gpu_us=self.gpu_us,
+            gpu_us=gpu_us,
             waits=self.waits.told(),
         )

@@ -29,6 +29,46 @@ class ScheduledRow(NamedTuple):
     sampling: object
 
 
+class DecodingSequence(NamedTuple):
+    """A request that decodes, for as long as it does. ``output_ids`` and ``block_table`` are live views."""
+
+    request_id: RequestId
+    prompt_token_ids: Sequence[int]
+    output_ids: Sequence[int]
+    block_table: Sequence[int]
+    sampling: object
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeColumns:
+    """Rows that each compute the newest token of a sequence and draw one more, as aligned columns.
+
+    ``request_ids`` and ``sequences`` are the same objects from step to step while the same requests decode.
+    ``num_outputs``: how long each output is before the step; the row's token is the last of prompt and output, at
+    position ``prompt length + num_outputs - 1``. ``num_attended``: sum over the rows of the tokens they attend to.
+    """
+
+    request_ids: Sequence[RequestId] = ()
+    sequences: Sequence[DecodingSequence] = ()
+    num_outputs: Sequence[int] = ()
+    num_attended: int = 0
+
+    def __len__(self) -> int:
+        return len(self.request_ids)
+
+    def rows(self) -> list[ScheduledRow]:
+        return [self._row(sequence, num) for sequence, num in zip(self.sequences, self.num_outputs, strict=True)]
+
+    @staticmethod
+    def _row(sequence: DecodingSequence, num_output: int) -> ScheduledRow:
+        request_id, prompt, output, table, sampling = sequence
+        token_ids = output[num_output - 1 : num_output] if num_output else prompt[-1:]
+        return ScheduledRow(request_id, token_ids, len(prompt) + num_output - 1, table, True, output, sampling)
+
+
+NO_DECODES = DecodeColumns()
+
+
 class BlockCopy(NamedTuple):
     """One block of one request to be copied between the device pool and the host pool."""
 
@@ -39,24 +79,36 @@ class BlockCopy(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """A step. Order inside it: swap_out copies, swap_in copies, then one forward over ``rows``.
+    """A step. Order inside it: swap_out copies, swap_in copies, then one forward over all rows, decodes first.
 
-    ``rows`` holds decodes and prefill chunks alike (one rule of progress). ``token_budget`` is what the step was
-    allowed. ``wake_at_us``: when the engine next has a timer to serve, for a loop that would otherwise sleep; None =
-    only input wakes it.
+    ``chunks`` are rows that are spelled out: prefills, and whatever a test or a calibration wants computed.
+    ``token_budget`` is what the step was allowed. ``wake_at_us``: when the engine next has a timer to serve, for a loop
+    that would otherwise sleep; None = only input wakes it.
     """
 
     step: int
-    rows: tuple[ScheduledRow, ...]
+    chunks: tuple[ScheduledRow, ...]
     swap_out: tuple[BlockCopy, ...]
     swap_in: tuple[BlockCopy, ...]
     token_budget: int
     wake_at_us: int | None
+    decodes: DecodeColumns = NO_DECODES
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.decodes) + len(self.chunks)
+
+    @property
+    def rows(self) -> tuple[ScheduledRow, ...]:
+        """All of them alike, decodes first. Made when asked for: ask once. A plan that was carried out still knows its
+        positions and tokens.
+        """
+        return (*self.decodes.rows(), *self.chunks)
 
     @property
     def is_empty(self) -> bool:
         """True when an executor has nothing to do; ``apply_step`` must still be called with an empty result."""
-        return not (self.rows or self.swap_out or self.swap_in)
+        return not (self.decodes or self.chunks or self.swap_out or self.swap_in)
 
 
 class RowFailure(NamedTuple):
@@ -69,8 +121,8 @@ class RowFailure(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What an executor did with a plan. ``sampled_token_ids`` is aligned with ``plan.rows``; -1 where a row did not
-    sample or failed.
+    """What an executor did with a plan. ``sampled_token_ids`` is aligned with ``plan.rows``: decodes, then chunks; -1
+    where a row did not sample or failed.
 
     ``stopped`` names requests whose text met a stop string with this token (found in the worker, on bytes).
     ``completed_copies`` names requests whose swap_out copies have completed (only read when copies are not in order).

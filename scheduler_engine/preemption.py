@@ -169,12 +169,9 @@ def steps_until_free(state: EngineState, need: Need, max_steps: int) -> int | No
     Counts only ends that are certain: requests at their token limit.
     """
     ends: dict[int, tuple[int, int]] = {}
-    for members in state.running.decoding:
-        for live in members.values():
-            left = live.finish_total - live.total
-            if left <= max_steps:
-                slots, blocks = ends.get(left, (0, 0))
-                ends[left] = (slots + 1, blocks + len(live.block_table))
+    for live, left in state.running.ending_within(max_steps):
+        slots, blocks = ends.get(left, (0, 0))
+        ends[left] = (slots + 1, blocks + len(live.block_table))
     slots, blocks = need
     for left in sorted(ends):
         slots -= ends[left][0]

@@ -186,8 +186,7 @@ class Room:
 
     def push_out(self, victims: list[Victim], resource: Resource, by: LiveRequest | None) -> None:
         for victim in victims:
-            if victim.live.idle_step == self._draft.step:
-                self._draft.num_idle -= 1
+            self._draft.idle.pop(victim.live.request_id, None)
             self._state.suspend(victim.live, victim.lever, resource, by, self._draft)
             if victim.host_blocks:
                 self._budget.grant_copies(self._state.cost.copy_ns(victim.host_blocks))

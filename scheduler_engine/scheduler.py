@@ -15,14 +15,13 @@ from scheduler_engine.events import StepEvents
 from scheduler_engine.explain import Explanation, explain
 from scheduler_engine.fairness import SERVICE_UNITS_PER_US
 from scheduler_engine.intake import Arrival, Cancellation, Input, Intake
-from scheduler_engine.live import LiveRequest
 from scheduler_engine.load import EngineLoad
 from scheduler_engine.measure import measure
 from scheduler_engine.plan import StepPlan, StepResult
 from scheduler_engine.planning import StepPlanner
 from scheduler_engine.policy import PolicySnapshot, PriorityClass
 from scheduler_engine.request import Request, RequestId
-from scheduler_engine.rows import rows_of
+from scheduler_engine.rows import decodes_of, row_of
 from scheduler_engine.settling import Settlement, check_result
 from scheduler_engine.state import EngineState
 
@@ -40,7 +39,6 @@ class Scheduler:
         self._hold_allowance = HoldAllowance()
         self._draft: Draft | None = None
         self._plan: StepPlan | None = None
-        self._owners: list[LiveRequest] = []
 
     # inputs: put on a list, in effect from the next plan on
 
@@ -75,19 +73,20 @@ class Scheduler:
         draft = Draft(step=state.step, now_us=now_us)
         StepPlanner(state, draft, budget).plan()
         self._intake.expire(now_us)
-        rows, self._owners = rows_of(state, draft)
+        decodes = decodes_of(state, draft)
         if draft.first_token_hold:
             self._hold_allowance.spend(base_us)
         self._draft = draft
         self._plan = StepPlan(
             step=state.step,
-            rows=tuple(rows),
+            chunks=tuple([row_of(chunk) for chunk in draft.chunks]),
             swap_out=tuple(draft.swap_out),
             swap_in=tuple(draft.swap_in),
             token_budget=budget.allowed_tokens,
             wake_at_us=self._wake_at_us(now_us),
+            decodes=decodes,
         )
-        state.journal.close_plan(draft, self._plan, self._owners)
+        state.journal.close_plan(draft, self._plan)
         return self._plan
 
     def apply_step(self, result: StepResult, now_us: int) -> StepEvents:
@@ -97,13 +96,12 @@ class Scheduler:
         state = self._state
         check_result(state, self._plan, result)
         state.journal.now_us = now_us
-        events = Settlement(state, self._draft, self._plan, self._owners, now_us).settle(result)
+        events = Settlement(state, self._draft, self._plan, now_us).settle(result)
         self._hold_allowance.earn(state.classes[PriorityClass.INTERACTIVE], result.duration_us)
         state.outbox = Outbox()
         state.journal.close_step(state.step, result.duration_us)
         state.step += 1
         self._plan = self._draft = None
-        self._owners = []
         return events
 
     def _take_in(self, now_us: int) -> None:
@@ -174,5 +172,6 @@ class Scheduler:
     def check_books(self) -> None:
         """All books, O(requests + blocks). Raises BrokenBooks."""
         books.check_books(self._state, self._draft)
-        if self._plan is not None and len(self._owners) != len(self._plan.rows):
-            raise BrokenBooks(f"{len(self._plan.rows)} rows planned for {len(self._owners)} requests")
+        batch = self._state.running.batch()
+        if self._plan is not None and len(batch.owners) != len(self._plan.decodes):
+            raise BrokenBooks(f"{len(self._plan.decodes)} decodes planned for {len(batch.owners)} requests")

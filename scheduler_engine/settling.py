@@ -1,20 +1,25 @@
-"""What a step did: charges, tokens, ends and failures, in one pass over its rows.
+"""What a step did: charges, tokens, ends and failures.
 
 Knows the result of one step; refuses to plan the next.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
+
 from scheduler_engine.draft import Draft
 from scheduler_engine.errors import Misuse
 from scheduler_engine.events import FinishReason, StepEvents, TokenColumns
+from scheduler_engine.fairness import Account
 from scheduler_engine.live import LiveRequest, State
+from scheduler_engine.metering import UNIT_BITS
 from scheduler_engine.plan import RowFailure, StepPlan, StepResult
 from scheduler_engine.policy import PriorityClass
 from scheduler_engine.request import RequestId
 from scheduler_engine.state import EngineState
 
 _MAX_FAILURES = 3
+_FINE = 1_024  # costs of a step are split in parts of a nanosecond, so that prices are rounded once
 
 
 def check_result(state: EngineState, plan: StepPlan, result: StepResult) -> None:
@@ -23,12 +28,12 @@ def check_result(state: EngineState, plan: StepPlan, result: StepResult) -> None
         raise Misuse(f"result of step {result.step} for step {plan.step}")
     if result.duration_us < 0:
         raise Misuse(f"step {plan.step} lasted {result.duration_us} us")
-    if len(result.sampled_token_ids) != len(plan.rows):
-        raise Misuse(f"{len(result.sampled_token_ids)} sampled tokens for {len(plan.rows)} rows")
+    if len(result.sampled_token_ids) != plan.num_rows:
+        raise Misuse(f"{len(result.sampled_token_ids)} sampled tokens for {plan.num_rows} rows")
     for request_id in result.completed_copies:
         if request_id not in state.fences:
             raise Misuse(f"completed copy of {request_id}, which has none under way")
-    if plan.rows and min(result.sampled_token_ids) < 0:
+    if plan.num_rows and min(result.sampled_token_ids) < 0:
         failed = {failure.request_id for failure in result.failed}
         for row, token_id in zip(plan.rows, result.sampled_token_ids, strict=True):
             if row.samples and token_id < 0 and row.request_id not in failed:
@@ -36,17 +41,17 @@ def check_result(state: EngineState, plan: StepPlan, result: StepResult) -> None
 
 
 class Settlement:
-    """Applies one result. Always: each row is charged once, and the charges of a step sum to its duration."""
+    """Applies one result. Always: what a step lasted is charged once, to the last fraction, and a quiet step touches
+    its decodes only to append their tokens.
+    """
 
-    def __init__(
-        self, state: EngineState, draft: Draft, plan: StepPlan, owners: list[LiveRequest], now_us: int
-    ) -> None:
+    def __init__(self, state: EngineState, draft: Draft, plan: StepPlan, now_us: int) -> None:
         self._state = state
         self._draft = draft
         self._plan = plan
-        self._owners = owners
         self._now_us = now_us
-        self._tokens: tuple[list[RequestId], list[int], list[int]] = ([], [], [])
+        self._batch = state.running.batch()
+        self._tokens = TokenColumns()
 
     def settle(self, result: StepResult) -> StepEvents:
         state, draft = self._state, self._draft
@@ -55,136 +60,174 @@ class Settlement:
         state.host.give(draft.host_blocks_after)
         self._charge(result.duration_us)
         failed = {failure.request_id: failure for failure in result.failed}
-        if self._owners:
+        if self._plan.num_rows:
             state.peak.tick()
-        self._advance(result, failed)
+        num_decodes = len(self._plan.decodes)
+        if num_decodes:
+            self._advance_decodes(result.sampled_token_ids[:num_decodes], failed, result.stopped)
+        if draft.chunks:
+            self._advance_chunks(result.sampled_token_ids[num_decodes:], failed, result.stopped)
         return self._events()
 
     # charges
 
     def _charge(self, duration_us: int) -> None:
-        """Split the step by predicted cost, each cumulative sum rounded once: the parts add up to the whole, exactly.
-
-        Rows pay for themselves, except what they compute again because a higher class pushed them out: its tenant pays.
+        """Split the step by predicted cost: decodes through the meter, the rest one by one, what the division leaves to
+        the first. Rows pay for themselves, except what they compute again because a higher class pushed them out: its
+        tenant pays.
         """
-        state = self._state
-        num_decodes = len(self._owners) - len(self._draft.chunks)
-        costs_ns = self._row_costs(num_decodes)
-        copies_ns = sum(copy.cost_ns for copy in self._draft.copy_charges)
-        total_ns = sum(costs_ns) + len(costs_ns) + copies_ns  # a nanosecond more per row, so that none is free
-        if not total_ns:
+        state, draft, running = self._state, self._draft, self._state.running
+        cost = state.cost
+        row_cost = cost.decode_ns(_FINE, 0) + _FINE  # a nanosecond more per row, so that none is free
+        token_cost = cost.decode_ns(0, _FINE)
+        decode_costs = [
+            len(members) * row_cost + tokens * token_cost
+            for members, tokens in zip(running.seated, running.seated_tokens, strict=True)
+        ]
+        chunk_ns = [cost.prefill_ns(live.computed, count) for live, count in draft.chunks]
+        copies_ns = sum(copy.cost_ns for copy in draft.copy_charges)
+        total = sum(decode_costs) + (sum(chunk_ns) + len(chunk_ns) + copies_ns) * _FINE
+        if not total:
             return
-        served_us = [0 for _ in PriorityClass]
-        sum_ns = paid_us = 0
-        for live, row_ns in zip(self._owners, costs_ns, strict=True):
-            sum_ns += row_ns + 1
-            charge_us = duration_us * sum_ns // total_ns - paid_us
-            paid_us += charge_us
-            live.num_steps += 1
-            live.gpu_us += charge_us
-            account = live.account if live.debtor is None else live.debtor
-            account.charge(charge_us)
-            served_us[account.priority_class] += charge_us
-        for account, cost_ns in self._draft.copy_charges:
-            sum_ns += cost_ns
-            charge_us = duration_us * sum_ns // total_ns - paid_us
-            paid_us += charge_us
-            account.charge(charge_us)
-            served_us[account.priority_class] += charge_us
+        rate, rest = divmod(duration_us << UNIT_BITS, total)
+        served = [rate * decode_cost for decode_cost in decode_costs]
+        running.meter.price(rate * row_cost, rate * token_cost)
+        for (live, _), row_ns in zip(draft.chunks, chunk_ns, strict=True):
+            units = rate * (row_ns + 1) * _FINE
+            live.tab.charge(units)
+            self._bill(live.account if live.debtor is None else live.debtor, units, served)
+        for account, cost_ns in draft.copy_charges:
+            self._bill(account, rate * cost_ns * _FINE, served)
+        self._bill_rest(rest, served)
         state.accountant.busy_us += duration_us
+        base_ns = cost.base_ns
         state.cost.observe(
-            decode_ns=state.cost.base_ns + sum(costs_ns[:num_decodes]),
-            prefill_ns=sum(costs_ns[num_decodes:]),
+            decode_ns=base_ns + sum(decode_costs) // _FINE,
+            prefill_ns=sum(chunk_ns),
             copy_ns=copies_ns,
             duration_us=duration_us,
         )
+        served_us = [state.accountant.serve(rank, units) for rank, units in enumerate(served)]
         has_work = [state.has_work(rank) for rank in PriorityClass]
         state.floors.settle(state.classes, served_us=served_us, has_work=has_work, now_us=self._now_us)
 
-    def _row_costs(self, num_decodes: int) -> list[int]:
-        cost = self._state.cost
-        row_ns, token_ns = cost.decode_ns(1_024, 0), cost.decode_ns(0, 1_024)  # per 1024, to round only once
-        costs = [(row_ns + token_ns * live.total) >> 10 for live in self._owners[:num_decodes]]
-        costs += [cost.prefill_ns(live.computed, count) for live, count in self._draft.chunks]
-        return costs
+    @staticmethod
+    def _bill(account: Account, units: int, served: list[int]) -> None:
+        account.tab.charge(units)
+        served[account.priority_class] += units
+
+    def _bill_rest(self, units: int, served: list[int]) -> None:
+        draft = self._draft
+        if self._batch.owners:
+            live = self._batch.owners[0]
+        elif draft.chunks:
+            live = draft.chunks[0].live
+        else:
+            self._bill(draft.copy_charges[0].account, units, served)
+            return
+        live.tab.charge(units)
+        self._bill(live.account if live.debtor is None else live.debtor, units, served)
 
     # tokens
 
-    def _advance(self, result: StepResult, failed: dict[RequestId, RowFailure]) -> None:
-        """Decodes first, then chunks, as ``rows_of`` laid them out. The common decode touches four fields and one
-        compare.
-        """
-        state = self._state
-        sampled, stopped = result.sampled_token_ids, result.stopped
-        request_ids, indexes, token_ids = self._tokens
-        decode_tokens = state.running.decode_tokens
-        num_decodes = len(self._owners) - len(self._draft.chunks)
-        for live, token_id in zip(self._owners[:num_decodes], sampled, strict=False):
-            if failed and live.request_id in failed:
-                self._fail(live, failed[live.request_id])
-                continue
-            request_id, output_ids = live.request_id, live.output_ids
-            request_ids.append(request_id)
-            indexes.append(len(output_ids))
-            token_ids.append(token_id)
+    def _advance_decodes(
+        self, sampled: Sequence[int], failed: Mapping[RequestId, RowFailure], stopped: Collection[RequestId]
+    ) -> None:
+        batch, running = self._batch, self._state.running
+        request_ids, indexes, owners = batch.request_ids, self._plan.decodes.num_outputs, batch.owners
+        failures = [live for live in owners if live.request_id in failed] if failed else []
+        if failures:
+            for live in failures:
+                running.lose_step(live)
+            kept = [place for place, live in enumerate(owners) if live.request_id not in failed]
+            request_ids, indexes = [request_ids[place] for place in kept], [indexes[place] for place in kept]
+            owners, sampled = tuple([owners[place] for place in kept]), [sampled[place] for place in kept]
+            outputs = tuple([live.output_ids for live in owners])
+        else:
+            outputs = batch.outputs
+        for output_ids, token_id in zip(outputs, sampled, strict=True):
             output_ids.append(token_id)
-            live.computed = computed = live.total
-            live.total = computed + 1
-            decode_tokens[live.rank] += 1
-            if computed >= live.next_check or token_id in live.stop_ids or (stopped and request_id in stopped):
-                self._look_closer(live, token_id, request_id in stopped)
-        for i, (live, count) in enumerate(self._draft.chunks, start=num_decodes):
+        self._tokens = TokenColumns(request_ids, indexes, sampled)
+        due = running.advance()
+        if stopped or not running.stop_ids.keys().isdisjoint(sampled):
+            for live, token_id in zip(owners, sampled, strict=True):
+                self._stop(live, token_id, stopped)
+        for live in due:
+            if live.state is State.DECODE:
+                self._look_closer(live)
+        for live in failures:
+            self._fail(live, failed[live.request_id])
+
+    def _advance_chunks(
+        self, sampled: Sequence[int], failed: Mapping[RequestId, RowFailure], stopped: Collection[RequestId]
+    ) -> None:
+        request_ids: list[RequestId] = []
+        indexes: list[int] = []
+        token_ids: list[int] = []
+        for (live, count), token_id in zip(self._draft.chunks, sampled, strict=True):
             failure = failed.get(live.request_id)
             if failure is not None:
                 self._fail(live, failure)
-            else:
-                self._advance_chunk(live, count, sampled[i], live.request_id in stopped)
+            elif self._advance_chunk(live, count):
+                request_ids.append(live.request_id)
+                indexes.append(len(live.output_ids))
+                token_ids.append(token_id)
+                self._begin_decode(live, token_id, stopped)
+        if token_ids:
+            tokens = self._tokens
+            self._tokens = TokenColumns(
+                [*tokens.request_ids, *request_ids], [*tokens.indexes, *indexes], [*tokens.token_ids, *token_ids]
+            )
 
-    def _advance_chunk(self, live: LiveRequest, count: int, token_id: int, is_stopped: bool) -> None:
-        state = self._state
+    def _advance_chunk(self, live: LiveRequest, count: int) -> bool:
+        """True when all that is known is computed now, so that a token was drawn."""
         end = live.computed + count
         live.recomputed_tokens += max(0, min(end, live.computed_high) - live.computed)
         live.computed = end
         live.computed_high = max(live.computed_high, end)
         if live.computed_high == end:
             live.debtor = None
-        if end < live.total:
-            return
-        request_ids, indexes, token_ids = self._tokens
-        request_ids.append(live.request_id)
-        indexes.append(len(live.output_ids))
-        token_ids.append(token_id)
-        state.running.remove(live)
+        live.num_steps_without_token += end < live.total
+        return end == live.total
+
+    def _begin_decode(self, live: LiveRequest, token_id: int, stopped: Collection[RequestId]) -> None:
+        running = self._state.running
+        running.remove(live)
         live.state = State.DECODE
         live.output_ids.append(token_id)
-        live.total += 1
-        if live.first_token_us is None:
-            live.first_token_us = self._now_us
-        state.set_next_check(live)
-        state.running.add(live, state.config.block_size)
-        self._look_closer(live, token_id, is_stopped)
+        running.add(live)
+        if not self._stop(live, token_id, stopped):
+            self._look_closer(live)
 
-    def _look_closer(self, live: LiveRequest, token_id: int, is_stopped: bool) -> None:
-        """Ends, block edges and estimates, for one that has just got a token."""
+    def _stop(self, live: LiveRequest, token_id: int, stopped: Collection[RequestId]) -> bool:
+        """Ends one whose new token, or the text it makes, says so."""
+        is_enough = len(live.output_ids) >= live.request.min_tokens
+        if not (live.request_id in stopped or (token_id in live.stop_ids and is_enough)):
+            return False
+        self._note_first_token(live)
+        self._state.finish(live, FinishReason.STOP, self._now_us)
+        return True
+
+    def _look_closer(self, live: LiveRequest) -> None:
+        """Limit and estimate of one that has just got a token."""
         state = self._state
+        self._note_first_token(live)
+        if live.total >= live.finish_total:
+            state.finish(live, FinishReason.LENGTH, self._now_us)
+            return
+        if live.total >= live.estimated_total:
+            state.peak.remove(live)
+            state.estimate_total(live)
+            state.peak.add(live)
+        state.set_next_check(live)
+
+    def _note_first_token(self, live: LiveRequest) -> None:
         if live.first_token_us is None:
             live.first_token_us = self._now_us
-        num_output = len(live.output_ids)
-        if is_stopped or (token_id in live.stop_ids and num_output >= live.request.min_tokens):
-            state.finish(live, FinishReason.STOP, self._now_us)
-        elif live.total >= live.finish_total:
-            state.finish(live, FinishReason.LENGTH, self._now_us)
-        else:
-            if live.computed == len(live.block_table) * state.config.block_size:
-                state.running.at_block_edge[live.rank][live.request_id] = live
-            if live.total >= live.estimated_total:
-                state.peak.remove(live)
-                state.estimate_total(live)
-                state.peak.add(live)
-            state.set_next_check(live)
 
     def _fail(self, live: LiveRequest, failure: RowFailure) -> None:
         """Once more by recompute; a poisoned one, or one that fails again and again, ends."""
+        live.num_steps_without_token += 1
         if failure.poison or live.failures + 1 >= _MAX_FAILURES:
             self._state.finish(live, FinishReason.FAILED, self._now_us, failure.reason)
         else:
@@ -192,13 +235,12 @@ class Settlement:
 
     def _events(self) -> StepEvents:
         outbox = self._state.outbox
-        request_ids, indexes, token_ids = self._tokens
         return StepEvents(
             step=self._plan.step,
             accepted=tuple(outbox.accepted),
             rejected=tuple(outbox.rejected),
             preempted=tuple(outbox.preempted),
             resumed=tuple(outbox.resumed),
-            tokens=TokenColumns(request_ids, indexes, token_ids),
+            tokens=self._tokens,
             finished=tuple(outbox.finished),
         )

@@ -18,6 +18,7 @@ from scheduler_engine.floors import Floors
 from scheduler_engine.journal import Journal
 from scheduler_engine.lengths import LengthHistory
 from scheduler_engine.live import LiveRequest, State
+from scheduler_engine.metering import Meter
 from scheduler_engine.peak import PeakBook
 from scheduler_engine.plan import BlockCopy
 from scheduler_engine.policy import ClassPolicy, PolicySnapshot, PriorityClass, TenantClassPolicy
@@ -34,16 +35,17 @@ class EngineState:
     def __init__(self, config: EngineConfig, policy: PolicySnapshot, cost: CostConstants) -> None:
         self.config = config
         self.cost = FittedCost(cost, config.bytes_per_block)
+        self.meter = Meter()
         self.device = BlockPool("device", config.num_blocks)
         self.host = BlockPool("host", config.num_host_blocks)
         self.lives: dict[RequestId, LiveRequest] = {}
         self.fences: dict[RequestId, RequestId | None] = {}  # whose copy out is unfinished -> for whom
         self.queues = tuple(ClassQueue() for _ in PriorityClass)
-        self.running = RunningSet()
+        self.running = RunningSet(config.block_size, self.meter)
         self.peak = PeakBook(config.block_size)
         self.lengths = tuple(LengthHistory() for _ in PriorityClass)
         self.calibrations = tuple(WaitCalibration() for _ in PriorityClass)
-        self.accountant = FairnessAccountant()
+        self.accountant = FairnessAccountant(self.meter)
         self.floors = Floors()
         self.outbox = Outbox()
         self.timers: list[tuple[int, int, RequestId]] = []
@@ -104,10 +106,10 @@ class EngineState:
         live.estimated_total = max(live.total, live.prompt_len + expected)
 
     def set_next_check(self, live: LiveRequest) -> None:
-        """When the hot loop shall look at this request again, in computed tokens."""
-        edge = len(live.block_table) * self.config.block_size
-        estimate = live.estimated_total if live.estimated_total > live.total else live.total
-        live.next_check = min(edge, live.finish_total - 1, max(estimate, live.computed + 1))
+        """At its limit or its estimate it is looked at again; after its first token in any case."""
+        total = live.total
+        estimate = live.estimated_total if live.estimated_total > total and live.output_ids else total + 1
+        self.running.check_at(live, min(live.finish_total, estimate))
 
     def enqueue(self, live: LiveRequest) -> None:
         prefill = 0 if live.state in (State.HELD, State.ON_HOST) else live.rest
@@ -143,7 +145,7 @@ class EngineState:
         live.blocked_since_us = None
         self.estimate_total(live)
         self.set_next_check(live)
-        self.running.add(live, self.config.block_size)
+        self.running.add(live)
         self.peak.add(live)
         self.journal.started(live, is_first=is_first)
 
@@ -175,7 +177,7 @@ class EngineState:
             case Lever.HOLD:
                 live.state = State.HELD
                 live.num_holds += 1
-                self.running.add(live, self.config.block_size)
+                self.running.add(live)
             case Lever.SWAP:
                 self.peak.remove(live)
                 live.num_swaps += 1
@@ -240,7 +242,8 @@ class EngineState:
         if live.output_ids and reason in (FinishReason.STOP, FinishReason.LENGTH):
             self.lengths[live.rank].observe(len(live.output_ids))
         self.journal.ended_as(live, reason)
-        self.outbox.finished.append(live.finished(reason, now_us, detail))
+        gpu_us = self.accountant.report(live.tab.charged)
+        self.outbox.finished.append(live.finished(reason, now_us, gpu_us, detail))
 
     def reject(self, live: LiveRequest, reason: RejectReason, retry_after_us: int | None, now_us: int) -> None:
         """The end of one that never ran: uncharged, with a hint when to come back."""

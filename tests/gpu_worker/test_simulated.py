@@ -21,7 +21,7 @@ def decode(name: str, position: int, output_ids: list[int]) -> ScheduledRow:
 
 
 def plan(*rows: ScheduledRow, swap_out: tuple[BlockCopy, ...] = ()) -> StepPlan:
-    return StepPlan(step=3, rows=rows, swap_out=swap_out, swap_in=(), token_budget=1_000, wake_at_us=None)
+    return StepPlan(step=3, chunks=rows, swap_out=swap_out, swap_in=(), token_budget=1_000, wake_at_us=None)
 
 
 def test_a_step_takes_what_the_cost_model_says_on_the_clock_it_was_given() -> None:

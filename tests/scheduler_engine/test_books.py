@@ -14,6 +14,7 @@ from scheduler_engine.fairness import SERVICE_UNITS_PER_US, Account, FairnessAcc
 from scheduler_engine.floors import Floors
 from scheduler_engine.lengths import LengthHistory
 from scheduler_engine.live import LiveRequest
+from scheduler_engine.metering import UNITS_PER_US, Meter
 from scheduler_engine.peak import PeakBook
 from scheduler_engine.policy import PriorityClass, gpu_classes
 from scheduler_engine.queues import ClassQueue
@@ -87,7 +88,7 @@ def test_the_head_of_a_class_is_the_least_key_of_the_tenant_with_the_least_servi
     moves: list[tuple[str, int, int]],
 ) -> None:
     queue = ClassQueue()
-    accounts = [Account(BATCH, f"t{i}", i) for i in range(4)]
+    accounts = [Account(BATCH, f"t{i}", i, Meter()) for i in range(4)]
     waiting: list[LiveRequest] = []
     for number, (move, which, amount) in enumerate(moves):
         match move:
@@ -102,7 +103,7 @@ def test_the_head_of_a_class_is_the_least_key_of_the_tenant_with_the_least_servi
                 waiting.remove(head)
                 queue.remove(head)
             case "charge":
-                accounts[which].charge(amount)
+                accounts[which].tab.charge(amount * UNITS_PER_US)
         queue.check_books()
         least = min((one.account.service for one in waiting), default=None)
         head = queue.head()
@@ -116,7 +117,7 @@ def test_the_head_of_a_class_is_the_least_key_of_the_tenant_with_the_least_servi
 
 
 def test_removing_almost_all_of_a_long_line_leaves_the_rest_in_order() -> None:
-    queue, account = ClassQueue(), Account(BATCH, "Bulk", 0)
+    queue, account = ClassQueue(), Account(BATCH, "Bulk", 0, Meter())
     lives = [live(account, number) for number in range(2_000)]
     for one in lives:
         queue.push(one)
@@ -142,7 +143,7 @@ def test_removing_almost_all_of_a_long_line_leaves_the_rest_in_order() -> None:
 def test_the_peak_is_that_of_a_simulation_to_within_a_block_per_request(
     running: list[tuple[int, int]], newcomer: tuple[int, int], num_ticks: int
 ) -> None:
-    book, account = PeakBook(16), Account(BATCH, "Bulk", 0)
+    book, account = PeakBook(16), Account(BATCH, "Bulk", 0, Meter())
     now = []
     for number, (prompt, output) in enumerate(running):
         book.add(live(account, number, prompt=prompt, output=output))
@@ -163,7 +164,7 @@ def test_the_peak_is_that_of_a_simulation_to_within_a_block_per_request(
 
 def test_lower_classes_do_not_count_in_the_peak_of_a_higher_one() -> None:
     book = PeakBook(16)
-    book.add(live(Account(BATCH, "Bulk", 0), 1, prompt=160, output=16))
+    book.add(live(Account(BATCH, "Bulk", 0, Meter()), 1, prompt=160, output=16))
     assert book.peak_blocks(0, have=16, remaining=16) == 2
     assert book.peak_blocks(2, have=16, remaining=16) == 13
 
@@ -227,16 +228,16 @@ def test_predicted_waits_learn_their_median_and_their_ninetieth_percentile() -> 
 
 
 def test_an_account_orders_by_charge_over_weight_and_wakes_at_the_level_of_those_active() -> None:
-    accountant = FairnessAccountant()
+    accountant = FairnessAccountant(Meter())
     busy, sleeper = accountant.account(BATCH, "Bulk"), accountant.account(BATCH, "Nova")
     busy.weight = 2
     accountant.enter(busy)
-    busy.charge(1_000)
+    busy.tab.charge(1_000 * UNITS_PER_US)
     assert busy.service == 500 * SERVICE_UNITS_PER_US
     accountant.enter(sleeper)
     assert sleeper.service == busy.service - 1
     accountant.leave(sleeper)
-    busy.charge(1_000)
+    busy.tab.charge(1_000 * UNITS_PER_US)
     accountant.enter(sleeper)
     assert sleeper.service == busy.service - 1
     accountant.busy_us = 2_000

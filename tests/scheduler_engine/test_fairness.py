@@ -17,7 +17,7 @@ def backlog(world: World, tenant: str, prompt: int, output: int, *, at_least: in
 
 
 def service_us(world: World) -> dict[str, int]:
-    return {account.tenant_id: account.charged_us for account in world.engine._state.accountant}
+    return {account.tenant_id: us for account, us in world.engine._state.accountant.charges_us().items()}
 
 
 def run_two(world: World, until_us: int) -> list[int]:
