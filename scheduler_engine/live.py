@@ -112,7 +112,7 @@ class LiveRequest:
         self.check_total = 0  # look closer once it has so many tokens: a limit or an estimate
         self.check_clock = self.edge_clock = -1  # when it will have them, and when its blocks will be full
         self.offset = 0  # ``total`` less the clock, while it is seated
-        self.sequence: DecodingSequence | None = None
+        self.sequence: DecodingSequence  # once it decodes
         self.tab = Tab(account.tab.meter)
         self.ticket = 0
         self.estimated_gpu_us = 0
@@ -158,10 +158,10 @@ class LiveRequest:
     def computed(self, computed: int) -> None:
         self._computed = computed
 
-    def begin_decode(self) -> DecodingSequence:
+    def begin_decode(self) -> None:
         """From now on every step computes the last of the known tokens and gives one more."""
         self._computed = None
-        return DecodingSequence(
+        self.sequence = DecodingSequence(
             self.request_id, self.request.prompt_token_ids, self.output_ids, self.block_table, self.sampling
         )
 

@@ -91,7 +91,7 @@ class RunningSet:
         """A request enters a slot (PREFILL or DECODE) or stays held on the device."""
         rank = live.rank
         if live.state is State.DECODE:
-            live.sequence = live.begin_decode()
+            live.begin_decode()
             self.decoding[rank][live.request_id] = live
             self.decode_tokens[rank] += live.total
             self.num_slots_used += 1

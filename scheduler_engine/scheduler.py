@@ -163,7 +163,8 @@ class Scheduler:
 
     def charges_us(self) -> dict[tuple[PriorityClass, str], int]:
         """Device time charged to each tenant in each class. O(tenants)."""
-        return {(a.priority_class, a.tenant_id): a.charged_us for a in self._state.accountant}
+        charges = self._state.accountant.charges_us()
+        return {(account.priority_class, account.tenant_id): us for account, us in charges.items()}
 
     def check_totals(self) -> None:
         """O(1) part of the books, for every step. Raises BrokenBooks."""

@@ -134,7 +134,8 @@ class Settlement:
         self, sampled: Sequence[int], failed: Mapping[RequestId, RowFailure], stopped: Collection[RequestId]
     ) -> None:
         batch, running = self._batch, self._state.running
-        request_ids, indexes, owners = batch.request_ids, self._plan.decodes.num_outputs, batch.owners
+        request_ids: Sequence[RequestId] = batch.request_ids
+        indexes, owners = self._plan.decodes.num_outputs, batch.owners
         failures = [live for live in owners if live.request_id in failed] if failed else []
         if failures:
             for live in failures:
@@ -153,7 +154,7 @@ class Settlement:
             for live, token_id in zip(owners, sampled, strict=True):
                 self._stop(live, token_id, stopped)
         for live in due:
-            if live.state is State.DECODE:
+            if live.request_id in running.decoding[live.rank]:  # it may just have ended
                 self._look_closer(live)
         for live in failures:
             self._fail(live, failed[live.request_id])

@@ -65,6 +65,15 @@ def test_a_stop_token_ends_a_request_once_it_has_its_minimum() -> None:
     assert world.story(stops).finished.reason is FinishReason.STOP
 
 
+def test_a_stop_token_that_comes_with_the_last_one_allowed_ends_the_request_once() -> None:
+    world = World()
+    world.token = lambda request_id, index: 2 if index == 4 else 9
+    request = world.submit(DEFAULT, 10, 5, stop_token_ids=(2,))
+    world.finish()
+    assert len(world.story(request).token_ids) == 5
+    assert world.story(request).finished.reason is FinishReason.STOP
+
+
 def test_a_stop_string_found_by_the_worker_ends_a_request_in_that_step() -> None:
     world = World()
     request = world.submit(DEFAULT, 10, 50)
