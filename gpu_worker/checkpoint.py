@@ -15,7 +15,9 @@ from typing import Any
 
 import scheduler_engine
 from scheduler_engine.live import LiveRequest
+from scheduler_engine.plan import DecodingSequence
 from scheduler_engine.request import Request
+from scheduler_engine.running import RunningSet
 from scheduler_engine.scheduler import Scheduler
 
 _PLAIN = {
@@ -46,19 +48,28 @@ class _WithoutTokens(pickle.Pickler):
             if isinstance(value.prompt_token_ids, range) and not value.stop_token_ids and value.sampling is None:
                 return NotImplemented
             return _same, (without_tokens(value),)
+        if type(value) not in (LiveRequest, RunningSet):
+            return NotImplemented
+        reduced: Any = value.__reduce_ex__(4)
         if type(value) is LiveRequest:
-            reduced: Any = value.__reduce_ex__(4)
             function, arguments, (nothing, slots), *rest = reduced
-            return (function, arguments, (nothing, slots | _bare(value)), *rest)
-        return NotImplemented
+            return (function, arguments, (nothing, slots | _bare(value, slots)), *rest)
+        function, arguments, attributes, *rest = reduced
+        return (function, arguments, attributes | {"stop_ids": {}, "_batch": None}, *rest)
 
 
 def _same(request: Request) -> Request:
     return request
 
 
-def _bare(live: LiveRequest) -> dict[str, Any]:
-    return {"output_ids": [0] * len(live.output_ids), "stop_ids": frozenset(), "sampling": None}
+def _bare(live: LiveRequest, slots: dict[str, Any]) -> dict[str, Any]:
+    output_ids = [0] * len(live.output_ids)
+    bare: dict[str, Any] = {"output_ids": output_ids, "stop_ids": frozenset(), "sampling": None}
+    if "sequence" in slots:  # the engine appends to the one list, whoever holds it
+        sequence: DecodingSequence = slots["sequence"]
+        prompt = range(len(sequence.prompt_token_ids))
+        bare["sequence"] = sequence._replace(prompt_token_ids=prompt, output_ids=output_ids, sampling=None)
+    return bare
 
 
 def without_tokens(request: Request) -> Request:

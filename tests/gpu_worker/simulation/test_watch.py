@@ -19,7 +19,7 @@ def row(name: str, start: int, count: int) -> ScheduledRow:
 
 
 def plan(*rows: ScheduledRow) -> StepPlan:
-    return StepPlan(step=0, rows=rows, swap_out=(), swap_in=(), token_budget=0, wake_at_us=None)
+    return StepPlan(step=0, chunks=rows, swap_out=(), swap_in=(), token_budget=0, wake_at_us=None)
 
 
 def test_what_is_computed_again_is_no_useful_work() -> None:
