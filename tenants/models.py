@@ -23,6 +23,7 @@ from tenants.roles import Role
 
 CLASS_CHOICES = [(name.label, name.label) for name in ClassName]
 CLASS_LABELS = [name.label for name in ClassName]
+PROPOSAL_STATES = ["waiting", "applied", "withdrawn", "conflict"]
 ROLE_CHOICES = [(role.value, role.value) for role in Role]
 MAX_TOKENS_DEFAULT = 512
 DEFAULT_ABOVE_CAP = "default max tokens must not lie above max tokens cap"
@@ -367,6 +368,7 @@ class PolicyVersion(models.Model):
     version = models.BigAutoField(primary_key=True)
     document = models.JSONField()
     actor = models.CharField(max_length=150)
+    reason = models.TextField(default="", blank=True)
     created_at = models.DateTimeField(default=now, editable=False)
 
     class Meta:
@@ -374,3 +376,40 @@ class PolicyVersion(models.Model):
 
     def __str__(self) -> str:
         return f"version {self.version} by {self.actor}"
+
+
+class PolicyProposal(models.Model):
+    """An edit that waits: for its moment, for a second person, or for both.
+
+    Always: applied at most once; what it changes is the difference between ``document`` and version ``based_on``.
+    """
+
+    class State(models.TextChoices):
+        WAITING = "waiting", "waiting"
+        APPLIED = "applied", "applied"
+        WITHDRAWN = "withdrawn", "withdrawn"
+        CONFLICT = "conflict", "conflict"
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    document = models.JSONField()
+    based_on = models.BigIntegerField()
+    reason = models.TextField(default="", blank=True)
+    created_by = models.CharField(max_length=150)
+    created_at = models.DateTimeField(default=now, editable=False)
+    effective_from = models.DateTimeField(null=True, blank=True, help_text="empty = as soon as it may")
+    needs_approval = models.BooleanField(default=False)
+    approved_by = models.CharField(max_length=150, default="", blank=True)
+    state = models.CharField(max_length=10, choices=State.choices, default=State.WAITING)
+    outcome = models.TextField(default="", blank=True, help_text="the version it became, or why it did not")
+
+    class Meta:
+        ordering = ["-created_at"]
+        constraints = [
+            models.CheckConstraint(condition=Q(state__in=PROPOSAL_STATES), name="proposal_state_known"),
+            models.CheckConstraint(
+                condition=Q(approved_by="") | ~Q(approved_by=F("created_by")), name="proposal_approved_by_another"
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.created_by}: {self.state}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 from scheduler_engine.policy import ClassPolicy, PolicySnapshot, TenantClassPolicy, gpu_classes, snapshot_to_dict
 from scheduler_engine.policy import PriorityClass as ClassName
@@ -14,7 +15,7 @@ class StoredPolicy:
     """One saved version. ``policy`` is ``snapshot_to_dict`` of it."""
 
     version: int
-    policy: dict[str, object]
+    policy: dict[str, Any]
 
 
 def class_policy(row: PriorityClass) -> ClassPolicy:
@@ -53,6 +54,12 @@ def current_policy() -> StoredPolicy | None:
     """The newest saved version; None before the first edit."""
     newest = PolicyVersion.objects.order_by("-version").first()
     return None if newest is None else StoredPolicy(newest.version, newest.document)
+
+
+def policy_at(version: int) -> StoredPolicy | None:
+    """One saved version; None where there is none."""
+    found = PolicyVersion.objects.filter(version=version).first()
+    return None if found is None else StoredPolicy(found.version, found.document)
 
 
 def tenants_by_id() -> dict[str, dict[str, str]]:

@@ -5,7 +5,7 @@ Refuses to know Redis: what must be told is told through the two publishers that
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from functools import partial
@@ -28,6 +28,7 @@ from tenants import api_keys, selectors
 from tenants.audit import change_by
 from tenants.isolation import alias
 from tenants.models import ApiKey, PolicyVersion, PriorityClass, Project, QuotaPolicy, Tenant
+from tenants.policy_changes import Change, diff
 
 MAX_FLOORS_PERCENT = 100
 LONGEST_GRACE = timedelta(days=30)
@@ -41,6 +42,15 @@ class IssuedKey:
 
     key: ApiKey
     text: str
+
+
+class StalePolicy(Exception):
+    """Somebody else has edited the same place since the caller looked. Nothing was changed."""
+
+    def __init__(self, version: int, since: list[Change]) -> None:
+        super().__init__(f"the policy has moved on to version {version}")
+        self.version = version
+        self.since = since
 
 
 def create_tenant(*, actor: str, slug: str, name: str, timezone: str = "UTC") -> Tenant:
@@ -147,15 +157,18 @@ def save_quota(*, actor: str, policy: TenantClassPolicy) -> PolicyVersion:
     return save_quotas(actor=actor, policies=[policy])
 
 
-def save_quotas(*, actor: str, policies: Sequence[TenantClassPolicy]) -> PolicyVersion:
-    """Several cells in one version."""
+def save_quotas(
+    *, actor: str, policies: Sequence[TenantClassPolicy], expected_version: int | None = None, reason: str = ""
+) -> PolicyVersion:
+    """Several cells in one version. Raises ValidationError, and StalePolicy where somebody has edited one of these
+    cells since ``expected_version``.
+    """
     with change_by(actor):
-        _serialise_policy_edits()
-        for policy in policies:
-            cell = {"tenant_id": UUID(policy.tenant_id), "priority_class": policy.priority_class.label}
-            row = QuotaPolicy.objects.filter(**cell).first() or QuotaPolicy(**cell)
-            _write(row, policy, "tenant_id", "priority_class")
-        return record_policy(actor)
+        serialise_policy_edits()
+        if expected_version is not None:
+            refuse_stale(expected_version, {f"{cell.tenant_id} {cell.priority_class.label}" for cell in policies})
+        write_rows(cells=policies)
+        return record_policy(actor, reason)
 
 
 def save_class(*, actor: str, policy: ClassPolicy) -> PolicyVersion:
@@ -163,18 +176,30 @@ def save_class(*, actor: str, policy: ClassPolicy) -> PolicyVersion:
     return save_classes(actor=actor, policies=[policy])
 
 
-def save_classes(*, actor: str, policies: Sequence[ClassPolicy]) -> PolicyVersion:
-    """Several classes in one version: their floors, for instance, must fit together."""
+def save_classes(
+    *, actor: str, policies: Sequence[ClassPolicy], expected_version: int | None = None, reason: str = ""
+) -> PolicyVersion:
+    """Several classes in one version: their floors, for instance, must fit together. Raises as ``save_quotas``."""
     with change_by(actor):
-        _serialise_policy_edits()
-        for policy in policies:
-            label = policy.priority_class.label
-            row = PriorityClass.objects.filter(label=label).first() or PriorityClass(label=label)
-            _write(row, policy, "priority_class")
-        floors = sum(PriorityClass.objects.values_list("floor_percent", flat=True))
-        if floors > MAX_FLOORS_PERCENT:
-            raise ValidationError(f"the floors of all classes together are {floors} %, more than there is")
-        return record_policy(actor)
+        serialise_policy_edits()
+        if expected_version is not None:
+            refuse_stale(expected_version, {f"class {policy.priority_class.label}" for policy in policies})
+        write_rows(classes=policies)
+        return record_policy(actor, reason)
+
+
+def write_rows(*, classes: Sequence[ClassPolicy] = (), cells: Sequence[TenantClassPolicy] = ()) -> None:
+    """The rows behind a policy version; ``record_policy`` follows in the same transaction. Raises ValidationError."""
+    for cell in cells:
+        place = {"tenant_id": UUID(cell.tenant_id), "priority_class": cell.priority_class.label}
+        _write(QuotaPolicy.objects.filter(**place).first() or QuotaPolicy(**place), cell, "tenant_id", "priority_class")
+    for policy in classes:
+        label = policy.priority_class.label
+        row = PriorityClass.objects.filter(label=label).first() or PriorityClass(label=label)
+        _write(row, policy, "priority_class")
+    floors = sum(PriorityClass.objects.values_list("floor_percent", flat=True))
+    if floors > MAX_FLOORS_PERCENT:
+        raise ValidationError(f"the floors of all classes together are {floors} %, more than there is")
 
 
 def _write(row: QuotaPolicy | PriorityClass, policy: TenantClassPolicy | ClassPolicy, *names_of_the_row: str) -> None:
@@ -185,27 +210,41 @@ def _write(row: QuotaPolicy | PriorityClass, policy: TenantClassPolicy | ClassPo
     row.save()
 
 
+def refuse_stale(expected_version: int, places: Collection[str]) -> None:
+    """Raises StalePolicy where one of the places differs between that version and the newest."""
+    newest = selectors.current_policy()
+    if newest is None or newest.version == expected_version:
+        return
+    start = selectors.policy_at(expected_version)
+    if start is None:
+        raise ValidationError(f"there is no policy version {expected_version}")
+    since = [change for change in diff(start.policy, newest.policy) if change.place in places]
+    if since:
+        raise StalePolicy(newest.version, since)
+
+
 def publish_policy() -> None:
     """Tells gateways and workers the newest policy and prices. Harmless to repeat.
 
     Reads and tells under the policy lock, so that an older version is never told after a newer one.
     """
     with transaction.atomic():
-        _serialise_policy_edits()
+        serialise_policy_edits()
         document = import_string(settings.RUBATO_POLICY_DOCUMENT)()
         import_string(settings.RUBATO_POLICY_PUBLISHER)(document)
 
 
-def _serialise_policy_edits() -> None:
+def serialise_policy_edits() -> None:
+    """Until the end of the transaction nobody else edits policy or prices."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_POLICY_LOCK])
 
 
-def record_policy(actor: str) -> PolicyVersion:
+def record_policy(actor: str, reason: str = "") -> PolicyVersion:
     """The next version of the whole policy, told after commit. Raises ValidationError where the engine would refuse
     it.
     """
-    _serialise_policy_edits()
+    serialise_policy_edits()
     newest = selectors.current_policy()
     version = newest.version + 1 if newest else 1
     document = selectors.live_policy(version)
@@ -213,7 +252,7 @@ def record_policy(actor: str) -> PolicyVersion:
         snapshot_from_dict(document)
     except PolicyError as refusal:
         raise ValidationError(str(refusal)) from refusal
-    saved = PolicyVersion(version=version, document=document, actor=actor)
+    saved = PolicyVersion(version=version, document=document, actor=actor, reason=reason)
     saved.save(force_insert=True)
     transaction.on_commit(publish_policy, robust=True)
     return saved

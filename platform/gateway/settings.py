@@ -103,6 +103,7 @@ CELERY_TASK_ACKS_LATE = True
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1
 CELERY_TIMEZONE = "UTC"
 CELERY_BEAT_SCHEDULE: dict[str, dict[str, Any]] = {
+    "proposals": {"task": "gateway.tasks.apply_due_proposals", "schedule": 5.0, "options": {"expires": 5.0}},
     "statements": {"task": "billing.tasks.close_statements", "schedule": 900.0, "options": {"expires": 900.0}},
     "policy": {"task": "gateway.tasks.publish_policy_if_stale", "schedule": 30.0, "options": {"expires": 30.0}},
     "batches": {"task": "gateway.batches.tasks.look_after_batches", "schedule": 15.0, "options": {"expires": 15.0}},
@@ -113,6 +114,7 @@ CELERY_BEAT_SCHEDULE_FILENAME = str(DATA_DIR / "celery-beat-schedule")
 # The product.
 RUBATO_POLICY_DOCUMENT = "billing.selectors.current_policy_document"
 RUBATO_POLICY_PUBLISHER = "gateway.policy_feed.publish"
+RUBATO_POLICY_NEEDS_APPROVAL = _flag("RUBATO_POLICY_NEEDS_APPROVAL")  # a second person agrees to each policy edit
 RUBATO_KEY_PUBLISHER = "gateway.policy_feed.revoked"
 RUBATO_EXECUTOR = os.environ.get("RUBATO_EXECUTOR", "model")  # "model" or "simulated"
 RUBATO_MODEL_PATH = os.environ.get("RUBATO_MODEL_PATH", "")  # empty: a vocabulary of bytes, for the simulated executor

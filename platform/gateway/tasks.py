@@ -6,9 +6,10 @@ import json
 
 from celery import shared_task
 from django.conf import settings
+from django.utils import timezone
 from django.utils.module_loading import import_string
 
-from tenants import services
+from tenants import proposals, services
 from wire.redis_bus import connect
 from wire.redis_keys import Keys
 
@@ -23,3 +24,9 @@ def publish_policy_if_stale() -> bool:
         return False
     services.publish_policy()
     return True
+
+
+@shared_task  # type: ignore[untyped-decorator]  # Celery brings no types
+def apply_due_proposals() -> int:
+    """Policy edits whose moment has come. Returns how many were looked at."""
+    return len(proposals.apply_due(timezone.now()))

@@ -1,0 +1,151 @@
+"""Policy edits that wait for their moment or for a second person, and the way back to an older version.
+
+An edit is carried over to whatever policy is in force when it is due; where somebody has edited the same field
+since, it ends as a conflict and changes nothing.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from uuid import UUID
+
+from django.conf import settings
+from django.core.exceptions import ValidationError
+from django.db.models import Q
+from django.utils import timezone
+
+from scheduler_engine.policy import PolicyError, PolicySnapshot, snapshot_from_dict
+from tenants import selectors, services
+from tenants.audit import change_by
+from tenants.models import PolicyProposal, PolicyVersion
+from tenants.policy_changes import Change, Conflict, Document, carried_over, conflicts, diff, places
+
+WAITING = PolicyProposal.State.WAITING
+
+
+def propose(
+    *, actor: str, document: Document, based_on: int, reason: str = "", effective_from: datetime | None = None
+) -> PolicyProposal:
+    """Keeps an edit for later. Raises ValidationError where the engine would refuse it or it changes nothing.
+
+    One that nobody must approve and that is due is applied at once.
+    """
+    start = _start(based_on)
+    _read(document)
+    if not diff(start, document):
+        raise ValidationError("this edit changes nothing")
+    proposal = PolicyProposal(
+        document=document,
+        based_on=based_on,
+        reason=reason,
+        created_by=actor,
+        effective_from=effective_from,
+        needs_approval=settings.RUBATO_POLICY_NEEDS_APPROVAL,
+    )
+    with change_by(actor):
+        proposal.save(force_insert=True)
+    if not proposal.needs_approval and (effective_from is None or effective_from <= timezone.now()):
+        _apply(proposal)
+    return proposal
+
+
+def approve(*, actor: str, proposal_id: UUID) -> PolicyProposal:
+    """A second person agrees; what is due is applied at once. Raises ValidationError for the one who proposed it."""
+    with change_by(actor):
+        proposal = PolicyProposal.objects.select_for_update().get(id=proposal_id)
+        if proposal.state != WAITING:
+            raise ValidationError(f"this edit is {proposal.state} already")
+        if proposal.created_by == actor:
+            raise ValidationError("who proposed an edit cannot approve it")
+        proposal.approved_by = actor
+        proposal.save(update_fields=["approved_by"])
+    if proposal.effective_from is None or proposal.effective_from <= timezone.now():
+        _apply(proposal)
+    return proposal
+
+
+def withdraw(*, actor: str, proposal_id: UUID) -> bool:
+    """False where it had been applied or withdrawn before."""
+    with change_by(actor):
+        waiting = PolicyProposal.objects.filter(id=proposal_id, state=WAITING)
+        return bool(waiting.update(state=PolicyProposal.State.WITHDRAWN, outcome=f"by {actor}"))
+
+
+def apply_due(now: datetime) -> list[PolicyProposal]:
+    """All edits whose moment has come and that nobody must still approve, oldest first."""
+    ready = PolicyProposal.objects.filter(Q(needs_approval=False) | ~Q(approved_by=""), state=WAITING)
+    due = list(
+        ready.filter(Q(effective_from=None) | Q(effective_from__lte=now)).order_by("effective_from", "created_at")
+    )
+    for proposal in due:
+        _apply(proposal)
+    return due
+
+
+def roll_back(*, actor: str, to_version: int, expected_version: int, reason: str = "") -> PolicyVersion:
+    """The next version, equal to an older one for tenants of then. Raises StalePolicy and ValidationError."""
+    goal = _start(to_version)
+    with change_by(actor):
+        services.serialise_policy_edits()
+        current = _current()
+        if current.version != expected_version:
+            raise services.StalePolicy(current.version, diff(_start(expected_version), current.policy))
+        edit = [change for change in diff(current.policy, goal) if change.place in places(goal)]
+        return _write(actor, carried_over(edit, current.policy), reason or f"back to version {to_version}")
+
+
+def what_it_does(proposal: PolicyProposal) -> tuple[list[Change], list[Conflict]]:
+    """Its changes, and those of them that cannot be made: the policy in force has moved the same field."""
+    start = _start(proposal.based_on)
+    edit = diff(start, proposal.document)
+    return edit, conflicts(edit, diff(start, _current().policy))
+
+
+def _apply(proposal: PolicyProposal) -> None:
+    """Once, in one transaction with its outcome."""
+    actor = proposal.created_by
+    with change_by(actor):
+        services.serialise_policy_edits()
+        locked = PolicyProposal.objects.select_for_update().get(id=proposal.id)
+        if locked.state != WAITING:
+            return
+        edit, refused = what_it_does(locked)
+        if refused:
+            names = ", ".join(sorted({f"{one.place}: {one.field}" for one in refused}))
+            locked.state, locked.outcome = PolicyProposal.State.CONFLICT, f"edited by somebody else since: {names}"
+        else:
+            saved = _write(actor, carried_over(edit, _current().policy), locked.reason)
+            locked.state, locked.outcome = PolicyProposal.State.APPLIED, f"version {saved.version}"
+        locked.save(update_fields=["state", "outcome"])
+    proposal.state, proposal.outcome = locked.state, locked.outcome
+
+
+def _write(actor: str, document: Document, reason: str) -> PolicyVersion:
+    """Class rows and cells as the document says, in one version. Call under the policy lock."""
+    snapshot = _read(document)
+    now = _read(_current().policy)
+    classes = [row for row in snapshot.classes if row not in now.classes]
+    cells = [cell for cell in snapshot.tenants if cell not in now.tenants]
+    services.write_rows(classes=classes, cells=cells)
+    return services.record_policy(actor, reason)
+
+
+def _read(document: Document) -> PolicySnapshot:
+    try:
+        return snapshot_from_dict(document)
+    except PolicyError as refusal:
+        raise ValidationError(str(refusal)) from refusal
+
+
+def _start(version: int) -> Document:
+    found = selectors.policy_at(version)
+    if found is None:
+        raise ValidationError(f"there is no policy version {version}")
+    return found.policy
+
+
+def _current() -> selectors.StoredPolicy:
+    found = selectors.current_policy()
+    if found is None:
+        raise ValidationError("no policy has been saved yet")
+    return found

@@ -1,0 +1,201 @@
+"""Policy edits that wait, are approved, collide, and are taken back; and the lock that tells of a stale form."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.core.exceptions import ValidationError
+from django.utils import timezone
+
+from scheduler_engine.policy import PriorityClass as ClassName
+from tenants import proposals, selectors, services
+from tenants.models import PolicyProposal, QuotaPolicy
+from tenants.policy_changes import Change, Conflict, carried_over, conflicts, diff
+
+SOON = timedelta(hours=1)
+
+
+def now_in_force() -> selectors.StoredPolicy:
+    found = selectors.current_policy()
+    assert found is not None
+    return found
+
+
+def edited(place: str = "class batch", **fields: Any) -> dict[str, Any]:
+    """The policy in force with some fields of one class changed."""
+    document = copy.deepcopy(now_in_force().policy)
+    document["classes"][place.removeprefix("class ")].update(fields)
+    return document
+
+
+def propose(actor: str = "ann", wait: timedelta | None = SOON, **fields: Any) -> PolicyProposal:
+    moment = None if wait is None else timezone.now() + wait
+    return proposals.propose(
+        actor=actor, document=edited(**fields), based_on=now_in_force().version, effective_from=moment
+    )
+
+
+def later() -> list[PolicyProposal]:
+    return proposals.apply_due(timezone.now() + 2 * SOON)
+
+
+def floor() -> int:
+    return now_in_force().policy["classes"]["batch"]["floor_percent"]
+
+
+def save_weight(account: Any, weight: int, expected_version: int | None = None, label: str = "default") -> Any:
+    (row,) = QuotaPolicy.objects.filter(tenant=account.tenant, priority_class=label)
+    policy = replace(selectors.tenant_class_policy(row), weight=weight)
+    return services.save_quotas(actor="bob", policies=[policy], expected_version=expected_version)
+
+
+def test_an_edit_waits_for_its_moment_and_is_applied_once(aurora: Any) -> None:
+    proposal = propose(floor_percent=7)
+    before = now_in_force().version
+    assert proposals.apply_due(timezone.now()) == []
+    later()
+    later()
+    assert (floor(), now_in_force().version) == (7, before + 1)
+    proposal.refresh_from_db()
+    assert (proposal.state, proposal.outcome) == ("applied", f"version {before + 1}")
+
+
+def test_an_edit_without_a_moment_is_in_force_at_once(aurora: Any) -> None:
+    assert propose(wait=None, floor_percent=7).state == "applied"
+    assert floor() == 7
+
+
+def test_with_approval_on_nothing_happens_until_a_second_person_agrees(aurora: Any, settings: Any) -> None:
+    settings.RUBATO_POLICY_NEEDS_APPROVAL = True
+    proposal = propose(wait=None, floor_percent=7)
+    assert later() == []
+    with pytest.raises(ValidationError, match="cannot approve it"):
+        proposals.approve(actor="ann", proposal_id=proposal.id)
+    assert floor() == 5
+    assert proposals.approve(actor="bob", proposal_id=proposal.id).state == "applied"
+    assert floor() == 7
+
+
+def test_an_approved_edit_still_waits_for_its_moment(aurora: Any, settings: Any) -> None:
+    settings.RUBATO_POLICY_NEEDS_APPROVAL = True
+    proposal = propose(floor_percent=7)
+    assert proposals.approve(actor="bob", proposal_id=proposal.id).state == "waiting"
+    assert [one.state for one in later()] == ["applied"]
+
+
+def test_an_edit_made_meanwhile_elsewhere_is_kept(aurora: Any) -> None:
+    propose(floor_percent=7)
+    save_weight(aurora, 9)
+    later()
+    cells = {row["priority_class"]: row["weight"] for row in now_in_force().policy["tenants"]}
+    assert (floor(), cells["default"]) == (7, 9)
+
+
+def test_an_edit_of_the_same_field_made_meanwhile_is_a_conflict_and_stays(aurora: Any) -> None:
+    proposal = propose(floor_percent=7)
+    propose(wait=None, floor_percent=6)
+    later()
+    proposal.refresh_from_db()
+    assert (proposal.state, floor()) == ("conflict", 6)
+    assert "class batch: floor_percent" in proposal.outcome
+
+
+def test_a_withdrawn_edit_never_happens(aurora: Any) -> None:
+    proposal = propose(floor_percent=7)
+    assert proposals.withdraw(actor="ann", proposal_id=proposal.id)
+    assert not proposals.withdraw(actor="ann", proposal_id=proposal.id)
+    assert (later(), floor()) == ([], 5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"floor_percent": -1}, "floor_percent must be an integer from 0 to 100"),
+        ({"floor_percent": 90}, "must sum to at most 100"),
+        ({"nonsense": 1}, "unknown field 'nonsense'"),
+        ({}, "changes nothing"),
+    ],
+)
+def test_an_edit_the_engine_would_refuse_is_refused_when_proposed(aurora: Any, fields: Any, sentence: str) -> None:
+    with pytest.raises(ValidationError, match=sentence):
+        propose(**fields)
+    assert not PolicyProposal.objects.exists()
+
+
+def test_an_edit_of_a_version_that_never_was_is_refused(aurora: Any) -> None:
+    with pytest.raises(ValidationError, match="no policy version 99"):
+        proposals.propose(actor="ann", document=edited(floor_percent=7), based_on=99)
+
+
+def test_going_back_makes_the_next_version_equal_to_an_older_one(aurora: Any) -> None:
+    start = now_in_force()
+    propose(wait=None, floor_percent=7)
+    save_weight(aurora, 9)
+    back = proposals.roll_back(actor="ann", to_version=start.version, expected_version=now_in_force().version)
+    assert diff(start.policy, back.document) == []
+    assert (back.version, back.reason) == (start.version + 3, f"back to version {start.version}")
+    assert QuotaPolicy.objects.get(tenant=aurora.tenant, priority_class="default").weight == 1
+
+
+def test_going_back_leaves_tenants_alone_that_came_later(aurora: Any) -> None:
+    start = now_in_force()
+    made = services.create_tenant(actor="tests", slug="late", name="Late")
+    proposals.roll_back(actor="ann", to_version=start.version, expected_version=now_in_force().version)
+    assert QuotaPolicy.objects.filter(tenant=made, priority_class="default", allowed=True).exists()
+
+
+def test_going_back_from_a_version_that_is_no_longer_in_force_is_refused(aurora: Any) -> None:
+    start = now_in_force()
+    save_weight(aurora, 9)
+    with pytest.raises(services.StalePolicy) as stale:
+        proposals.roll_back(actor="ann", to_version=start.version, expected_version=start.version)
+    assert [(change.field, change.after) for change in stale.value.since] == [("weight", 9)]
+
+
+def test_a_form_that_is_older_than_the_cell_it_edits_changes_nothing(aurora: Any) -> None:
+    seen = now_in_force().version
+    save_weight(aurora, 5, seen)
+    with pytest.raises(services.StalePolicy) as stale:
+        save_weight(aurora, 6, seen)
+    assert [(change.before, change.after) for change in stale.value.since] == [(1, 5)]
+    assert QuotaPolicy.objects.get(tenant=aurora.tenant, priority_class="default").weight == 5
+
+
+def test_a_form_that_is_older_than_another_cell_only_is_taken(aurora: Any) -> None:
+    seen = now_in_force().version
+    save_weight(aurora, 5, seen, "batch")
+    save_weight(aurora, 6, seen)
+    assert QuotaPolicy.objects.get(tenant=aurora.tenant, priority_class="default").weight == 6
+
+
+def test_a_difference_names_place_field_before_and_after(aurora: Any) -> None:
+    before = now_in_force().policy
+    assert diff(before, edited(floor_percent=7)) == [Change("class batch", "floor_percent", 5, 7)]
+    assert diff(before, {**before, "version": 99}) == []
+
+
+def test_the_same_edit_twice_is_no_conflict(aurora: Any) -> None:
+    start = now_in_force().policy
+    ours, theirs = diff(start, edited(floor_percent=7)), diff(start, edited(floor_percent=6))
+    assert conflicts(ours, ours) == []
+    assert conflicts(ours, theirs) == [Conflict("class batch", "floor_percent", 6, 7)]
+
+
+def test_an_edit_is_carried_over_without_touching_its_source(aurora: Any) -> None:
+    start = now_in_force().policy
+    moved = carried_over(diff(start, edited(floor_percent=7)), start)
+    assert (moved["classes"]["batch"]["floor_percent"], start["classes"]["batch"]["floor_percent"]) == (7, 5)
+    gone = Change("00000000-0000-0000-0000-000000000000 batch", "weight", 1, 2)
+    assert carried_over([gone], start) == start
+
+
+def test_class_edits_know_the_same_lock(aurora: Any) -> None:
+    seen = now_in_force().version
+    batch = selectors.live_snapshot(0).classes[ClassName.BATCH]
+    services.save_classes(actor="ann", policies=[replace(batch, floor_percent=6)], expected_version=seen)
+    with pytest.raises(services.StalePolicy):
+        services.save_classes(actor="bob", policies=[replace(batch, floor_percent=7)], expected_version=seen)
