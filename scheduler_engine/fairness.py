@@ -72,6 +72,7 @@ class FairnessAccountant:
     def __init__(self, meter: Meter) -> None:
         self.busy_us = 0
         self._meter = meter
+        self.ceilings = [0 for _ in PriorityClass]  # no tenant with somebody on the device has had more service
         self._served_units = [0 for _ in PriorityClass]
         self._unreported_units = 0
         self._accounts: dict[tuple[PriorityClass, str], Account] = {}
@@ -149,9 +150,14 @@ class FairnessAccountant:
 
     def serve(self, rank: int, units: int) -> int:
         """A class has had these units; in whole microseconds, of which the sum over time is rounded only once."""
+        self.ceilings[rank] += 1 + (units * SERVICE_UNITS_PER_US >> UNIT_BITS)  # all of it to one, at weight 1
         before = self._served_units[rank]
         self._served_units[rank] = before + units
         return (before + units >> UNIT_BITS) - (before >> UNIT_BITS)
+
+    def note_start(self, account: Account) -> None:
+        """Somebody of the tenant comes to the device."""
+        self.ceilings[account.priority_class] = max(self.ceilings[account.priority_class], account.service)
 
     def report(self, units: int) -> int:
         """A tab of a request that has ended in whole microseconds: what is cut off goes to the next that ends."""

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from scheduler_engine.cost import to_us
 from scheduler_engine.events import Lever
+from scheduler_engine.fairness import Account
 from scheduler_engine.live import LiveRequest
 from scheduler_engine.state import EngineState
 
@@ -151,16 +152,26 @@ def lower_classes(state: EngineState, rank: int) -> Iterator[LiveRequest]:
             yield from (live for live in state.running.on_device(lower) if live.started_step != state.step)
 
 
-def overserved_tenants(state: EngineState, head: LiveRequest) -> Iterator[LiveRequest]:
+def overserved_tenants(state: EngineState, head: LiveRequest) -> list[LiveRequest]:
     """Candidates of the head's own class: tenants that had more than the fairness gap B beyond the head's, past their
-    quantum. Not those for whose block somebody may have given way in this step.
+    quantum. Not those for whose block somebody may have given way in this step. O(1) while nobody can have had so much.
     """
-    policy = state.classes[head.rank]
-    limit = head.account.service + state.service_gap(head.rank)
-    for live in state.running.on_device(head.rank):
-        may_go = live.grown_step != state.step
-        if may_go and live.account.service > limit and state.step - live.started_step >= max(1, policy.quantum_steps):
-            yield live
+    rank = head.rank
+    limit = head.account.service + state.service_gap(rank)
+    if state.accountant.ceilings[rank] <= limit:
+        return []
+    services: dict[Account, int] = {}
+    found = []
+    quantum = max(1, state.classes[rank].quantum_steps)
+    for live in state.running.on_device(rank):
+        account = live.account
+        service = services.get(account)
+        if service is None:
+            service = services[account] = account.service
+        if service > limit and live.grown_step != state.step and state.step - live.started_step >= quantum:
+            found.append(live)
+    state.accountant.ceilings[rank] = max(services.values(), default=0)
+    return found
 
 
 def steps_until_free(state: EngineState, need: Need, max_steps: int) -> int | None:

@@ -139,6 +139,7 @@ class EngineState:
         else:
             self.num_suspended[live.rank] -= 1
             self.outbox.resumed.append(live.request_id)
+        self.accountant.note_start(live.account)
         live.state = State.DECODE if live.rest == 1 and live.computed else State.PREFILL
         live.started_step = draft.step
         live.bypasses = 0
