@@ -10,16 +10,18 @@ import json
 import math
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from gpu_worker.config import positive
 from gpu_worker.simulated import DEVICES, DeviceProfile
 from gpu_worker.simulation.compare import Comparison, only, spread_table
+from gpu_worker.simulation.plots import PlotError, draw_all, prepare
 from gpu_worker.simulation.report import report, table
 from gpu_worker.simulation.run import Outcome, Simulation
 from gpu_worker.simulation.stories import STORIES, Story
 from gpu_worker.simulation.traces import TraceError, TraceFile, read_traces, story_of
-from gpu_worker.simulation.traffic import Pace
+from gpu_worker.simulation.traffic import Arrival, Pace
 
 _FIRST = "flood"
 
@@ -30,7 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     device = DEVICES[found.device]
     try:
         name, story = _story(found, device)
-    except TraceError as error:
+        if found.plot is not None:
+            prepare(found.plot)
+    except (TraceError, PlotError) as error:
         sys.stderr.write(f"{error}\n")
         return 2
     if found.compare:
@@ -41,9 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             arrivals = only(arrivals, found.alone)
             if not arrivals:
                 parser.error(f"--alone: nobody in {name} has the class or tenant {found.alone!r}")
-        simulation = Simulation(device, arrivals, noise_percent=found.noise_percent, seed=found.seed)
-        result = report(_run(simulation), story=name, seed=found.seed)
-        sys.stdout.write(table(result) + "\n")
+        result = _tell(name, arrivals, device, found)
     if found.json:
         sys.stdout.write(json.dumps(result) + "\n")
     return 0
@@ -72,6 +74,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--seeds", type=positive, default=1, metavar="N", help="with --compare: this many, from --seed on"
     )
+    parser.add_argument("--trace-viewer", type=_new_file, metavar="FILE", help="for Perfetto or chrome://tracing")
+    parser.add_argument("--plot", type=Path, metavar="DIR", help="three pictures as PNG (needs matplotlib)")
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     return parser
 
@@ -81,6 +85,15 @@ def _trace_file(text: str) -> TraceFile:
         return TraceFile.parse(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _new_file(text: str) -> Path:
+    path = Path(text)
+    try:
+        path.touch()
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{text}: {error.strerror}") from None
+    return path
 
 
 def _speed(text: str) -> float:
@@ -102,6 +115,25 @@ def _story(found: argparse.Namespace, device: DeviceProfile) -> tuple[str, Story
         most = device.shape.max_model_len
         sys.stderr.write(f"{trace.num_cut} requests were cut to the device's context of {most} tokens\n")
     return "+".join(file.name for file in found.trace), story_of(trace)
+
+
+def _tell(name: str, arrivals: Sequence[Arrival], device: DeviceProfile, found: argparse.Namespace) -> dict[str, Any]:
+    """One run, its table and its files."""
+    simulation = Simulation(
+        device,
+        arrivals,
+        noise_percent=found.noise_percent,
+        seed=found.seed,
+        with_viewer=found.trace_viewer is not None,
+    )
+    outcome = _run(simulation)
+    result = report(outcome, story=name, seed=found.seed)
+    sys.stdout.write(table(result) + "\n")
+    if simulation.viewer is not None:
+        simulation.viewer.write(found.trace_viewer)
+    if found.plot is not None:
+        draw_all(outcome, found.plot, f"{name} on {device.name}")
+    return result
 
 
 def _run(simulation: Simulation) -> Outcome:

@@ -11,6 +11,7 @@ from gpu_worker.clock import VirtualClock
 from gpu_worker.loop import Turn, WorkerLoop
 from gpu_worker.simulated import BYTE_TOKENS, DeviceProfile, SimulatedExecutor
 from gpu_worker.simulation.clients import Clients
+from gpu_worker.simulation.trace_viewer import TraceViewer
 from gpu_worker.simulation.traffic import SECOND_US, Arrival
 from gpu_worker.simulation.watch import FairnessGap, Timeline, WatchedExecutor, Watcher
 from gpu_worker.telemetry import Telemetry, WorkerIdentity
@@ -57,7 +58,7 @@ class Simulation:
         policy: PolicySnapshot | None = None,
         noise_percent: int = 0,
         seed: int = 0,
-        watchers: Sequence[Watcher] = (),
+        with_viewer: bool = False,
     ) -> None:
         self._device = device
         self._policy = policy or PolicySnapshot(version=0, classes=device.classes)
@@ -67,10 +68,12 @@ class Simulation:
         self._hub = MemoryHub(self._clock.now_us, max_stream_length=10_000_000)
         self._worker_bus, self._gateway_bus = self._hub.worker(WORKER_ID), self._hub.gateway(GATEWAY_ID)
         self._telemetry = Telemetry()
-        self._class_of: dict[RequestId, PriorityClass] = {}
-        self._timeline, self._gap = Timeline(self._class_of, device.cost), FairnessGap()
+        self._by_request: dict[RequestId, Arrival] = {}
+        self.viewer = TraceViewer(self._by_request) if with_viewer else None
+        self._timeline, self._gap = Timeline(self._by_request, device.cost), FairnessGap()
         self._charges: dict[int, Charges] = {}
         self.scheduler = Scheduler(device.engine_config(), self._policy, device.cost)
+        watchers: list[Watcher] = [self._timeline, *([] if self.viewer is None else [self.viewer])]
         executor = SimulatedExecutor(device, self._clock, noise_percent=noise_percent, seed=seed)
         self._loop = WorkerLoop(
             identity=WorkerIdentity(
@@ -80,7 +83,7 @@ class Simulation:
                 max_model_len=device.shape.max_model_len,
             ),
             scheduler=self.scheduler,
-            executor=WatchedExecutor(executor, self._clock, [self._timeline, *watchers]),
+            executor=WatchedExecutor(executor, self._clock, watchers),
             clock=self._clock,
             token_bytes=BYTE_TOKENS,
             telemetry=self._telemetry,
@@ -132,7 +135,7 @@ class Simulation:
         due = self.clients.send(self._clock.now_us())
         for arrival in due:
             submit = arrival.submit
-            self._class_of[RequestId(f"{submit.response_id}/0")] = submit.priority_class
+            self._by_request[RequestId(f"{submit.response_id}/0")] = arrival
             self._gateway_bus.send_now(WORKER_ID, submit)
         if due:
             for arrival, message in zip(due, self._worker_bus.receive(0), strict=True):

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from gpu_worker.clock import Clock
 from gpu_worker.executor import Executor
-from gpu_worker.simulation.traffic import SECOND_US
+from gpu_worker.simulation.traffic import SECOND_US, Arrival
 from scheduler_engine.cost import CostConstants
 from scheduler_engine.plan import StepPlan, StepResult
 from scheduler_engine.policy import ClassPolicy, PriorityClass
@@ -18,9 +18,11 @@ from scheduler_engine.request import RequestId
 
 
 class Watcher(Protocol):
-    """Is told of every step that an executor did."""
+    """Is told of every step that an executor did, and of every request that has ended."""
 
     def step(self, plan: StepPlan, result: StepResult, started_us: int) -> None: ...
+
+    def forget(self, request_id: RequestId, now_us: int) -> None: ...
 
 
 class WatchedExecutor:
@@ -41,6 +43,8 @@ class WatchedExecutor:
 
     def forget(self, request_id: RequestId) -> None:
         self._executor.forget(request_id)
+        for watcher in self._watchers:
+            watcher.forget(request_id, self._clock.now_us())
 
     def close(self) -> None:
         self._executor.close()
@@ -60,10 +64,10 @@ class Second:
 class Timeline:
     """Seconds of a run, and the lengths of its steps. Always: the steps of all seconds are those of ``step_us``."""
 
-    def __init__(self, class_of: Mapping[RequestId, PriorityClass], cost: CostConstants) -> None:
+    def __init__(self, arrivals: Mapping[RequestId, Arrival], cost: CostConstants) -> None:
         self.seconds: dict[int, Second] = {}
         self.step_us: Counter[int] = Counter()
-        self._class_of = class_of
+        self._arrivals = arrivals
         self._cost = cost
         self._computed: dict[RequestId, int] = {}
 
@@ -72,11 +76,11 @@ class Timeline:
         second.busy_us += result.duration_us
         second.steps += 1
         self.step_us[result.duration_us] += 1
-        class_of, computed, row_ns = self._class_of, self._computed, self._cost.row_ns
+        arrivals, computed, row_ns = self._arrivals, self._computed, self._cost.row_ns
         decodes, prefill, work_ns = second.decodes, second.prefill, second.work_ns
         for row in plan.rows:
             request_id, count = row.request_id, len(row.token_ids)
-            priority_class, end = class_of[request_id], row.start + count
+            priority_class, end = arrivals[request_id].submit.priority_class, row.start + count
             if count == 1:
                 decodes[priority_class] += 1
             else:
@@ -85,6 +89,9 @@ class Timeline:
             if end > before:
                 computed[request_id] = end
                 work_ns[priority_class] += row_ns(before, end - before)
+
+    def forget(self, request_id: RequestId, now_us: int) -> None:
+        self._computed.pop(request_id, None)
 
     def total_work_us(self, from_us: int, until_us: int) -> int:
         """``work_us`` of all classes."""

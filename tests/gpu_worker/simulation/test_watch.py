@@ -23,7 +23,8 @@ def plan(*rows: ScheduledRow) -> StepPlan:
 
 
 def test_what_is_computed_again_is_no_useful_work() -> None:
-    timeline = Timeline({RequestId("a"): BATCH}, TOY.cost)
+    submit = submit_of("a", "bulk", BATCH, prompt_tokens=101, max_tokens=2)
+    timeline = Timeline({RequestId("a"): Arrival(0, submit)}, TOY.cost)
     for start, count, at_us in ((0, 100, 0), (100, 1, 900_000), (0, 101, 1_000_000), (101, 1, 1_500_000)):
         timeline.step(plan(row("a", start, count)), StepResult(step=0, duration_us=9_000), at_us)
     cost = TOY.cost
