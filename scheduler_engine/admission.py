@@ -1,21 +1,21 @@
 """Promise or refuse: what can never fit, what would be late, and when it is worth coming back.
 
-Knows queues and predicted costs; refuses to know who runs at this moment.
+Knows queues, values and predicted waits; refuses to know who runs at this moment.
 """
 
 from __future__ import annotations
 
 from scheduler_engine.calibration import ONE
-from scheduler_engine.cost import to_us
+from scheduler_engine.deadlines import latest_start_us
 from scheduler_engine.events import RejectReason
-from scheduler_engine.fairness import Account
 from scheduler_engine.live import LiveRequest, State
 from scheduler_engine.policy import PriorityClass
 from scheduler_engine.request import Request
+from scheduler_engine.returns import RETRY_MIN_US
 from scheduler_engine.state import EngineState
+from scheduler_engine.value import share_of_equals
 
-_RETRY_MIN_US = 1_000_000
-_RETRY_MAX_US = 30_000_000
+Refusal = tuple[RejectReason, int | None]
 
 
 class Door:
@@ -24,8 +24,8 @@ class Door:
     def __init__(self, state: EngineState) -> None:
         self._state = state
 
-    def refusal(self, request: Request, account: Account) -> tuple[RejectReason, int | None] | None:
-        """Why this request is not let in, or None."""
+    def never(self, request: Request) -> Refusal | None:
+        """Why this request is not let in whatever waits, or None."""
         state = self._state
         cell = state.cells.get((request.priority_class, request.tenant_id))
         if cell is not None and not cell.allowed:
@@ -35,70 +35,62 @@ class Door:
         known = len(request.prompt_token_ids) + len(request.delivered_token_ids)
         if not request.prompt_token_ids or request.max_tokens < 1 or known >= state.config.max_model_len:
             return RejectReason.CONTEXT_LENGTH, None
-        rank = int(request.priority_class)
         longest = min(len(request.prompt_token_ids) + request.max_tokens, state.config.max_model_len)
-        cap = state.config.num_blocks * state.classes[rank].cap_memory_percent // 100
+        cap = state.config.num_blocks * state.classes[request.priority_class].cap_memory_percent // 100
         if state.config.num_blocks_for(longest) > cap:
             return RejectReason.NEVER_FITS, None
         if state.draining:
-            return RejectReason.DRAINING, _RETRY_MIN_US
-        return self._too_late(request, account, rank)
-
-    def _too_late(self, request: Request, account: Account, rank: int) -> tuple[RejectReason, int | None] | None:
-        state = self._state
-        queue = state.queues[rank]
-        wait_us = predicted_wait_us(state, rank, account)
-        likely_us = calibrated(state, rank, wait_us, 50)
-        sure_us = calibrated(state, rank, wait_us, 90)
-        retry_us = spread(likely_us, len(state.lives))
-        is_full = queue.num_waiting >= state.config.max_waiting_per_class
-        if is_full or queue.num_waiting_of(account) >= state.config.max_waiting_per_tenant:
-            return RejectReason.CLASS_CLOSED, retry_us
-        limit_us = queue_wait_limit_us(state, request)
-        if limit_us is not None and likely_us > limit_us:
-            return RejectReason.QUEUE_WAIT, spread(likely_us - limit_us, len(state.lives))
-        deadline_us = hard_deadline_us(state, request, account)
-        if deadline_us is not None:
-            prefill_us = own_prefill_us(state, 0, len(request.prompt_token_ids) + len(request.delivered_token_ids))
-            if sure_us + prefill_us > deadline_us:
-                return RejectReason.LATE, spread(likely_us + prefill_us - deadline_us, len(state.lives))
+            return RejectReason.DRAINING, RETRY_MIN_US
         return None
 
+    def now(self, live: LiveRequest) -> Refusal | None:
+        """Why this request is not let in as things stand, or None. Sets what wait is predicted for it."""
+        state = self._state
+        queue = state.queues[live.rank]
+        live.predicted_wait_us = predicted_wait_us(state, live)
+        is_full = queue.num_waiting >= state.config.max_waiting_per_class
+        if is_full or queue.num_waiting_of(live.account) >= state.config.max_waiting_per_tenant:
+            return RejectReason.CLASS_CLOSED, retry_after_us(state, live)
+        if live.queue_wait_limit_us is not None and not self._is_in_time(live, live.queue_wait_limit_us, 50):
+            return RejectReason.QUEUE_WAIT, retry_after_us(state, live)
+        latest_us = latest_start_us(state, live)
+        if latest_us is not None and latest_us < state.now_us:
+            return RejectReason.LATE, None  # not even alone on the device
+        if latest_us is not None and not self._is_in_time(live, latest_us, 90):
+            return RejectReason.LATE, retry_after_us(state, live)
+        return None
 
-def queue_wait_limit_us(state: EngineState, request: Request) -> int | None:
-    """The tighter of the request's own limit and its class's."""
-    policy_ms = state.classes[request.priority_class].max_queue_wait_ms
-    limits = [limit for limit in (request.max_queue_wait_us, policy_ms and policy_ms * 1_000) if limit is not None]
-    return min(limits, default=None)
+    def _is_in_time(self, live: LiveRequest, latest_us: int, percent: int) -> bool:
+        """Would the work ahead be done by ``latest_us``, with the part of that time its value may count on?"""
+        state = self._state
+        room_us = latest_us - state.now_us
+        wait_us = calibrated(state, live.rank, live.predicted_wait_us, percent)
+        if wait_us == 0:
+            return room_us >= 0
+        share = state.values[live.rank].share(
+            live.request.value_micros,
+            has_returns=state.returns[live.rank].has_open(state.now_us),
+            is_return=live.is_promised,
+            now_us=state.now_us,
+        )
+        is_in_time = wait_us <= room_us * share // ONE
+        if share == ONE and not is_in_time and not live.is_promised:
+            state.returns[live.rank].thin_out()  # the dearest stay out because of those who came back
+        return is_in_time
 
 
-def hard_deadline_us(state: EngineState, request: Request, account: Account) -> int | None:
-    """The tightest of the request's, its tenant's and its class's deadline to the first token."""
-    policy_ms = state.classes[request.priority_class].hard_deadline_ms
-    limits = [
-        limit
-        for limit in (request.hard_deadline_us, account.hard_deadline_us, policy_ms and policy_ms * 1_000)
-        if limit is not None
-    ]
-    return min(limits, default=None)
+def predicted_wait_us(state: EngineState, live: LiveRequest) -> int:
+    """Device time that goes first: all of the classes above, and in its class what is worth more and what
+    least-service order puts before it.
 
-
-def own_prefill_us(state: EngineState, start: int, rest: int) -> int:
-    """How long its own prefill keeps a request from its first token, with the steps' fixed cost, alone."""
-    return to_us(state.cost.prefill_ns(start, rest) + state.cost.base_ns)
-
-
-def predicted_wait_us(state: EngineState, rank: int, account: Account) -> int:
-    """Device time that goes first: all of the classes above, and in the class what least-service order puts before it.
-
-    Fluid estimate: while the tenant's own line drains, every active tenant drains by its weight. O(1).
+    Fluid estimate: while the tenant's own line drains, every active tenant drains by its weight. O(values).
     """
-    above_us = sum(state.queues[higher].waiting_us for higher in range(rank))
-    queue = state.queues[rank]
-    own_us = queue.waiting_us_of(account)
-    weights = max(account.weight, state.accountant.active_weight(rank))
-    shared_us = own_us * weights // account.weight
-    return above_us + min(queue.waiting_us, shared_us)
+    account, queue = live.account, state.queues[live.rank]
+    above_us = sum(state.queues[higher].waiting_us for higher in range(live.rank))
+    dearer_us = queue.waiting_us_above(live.request.value_micros)
+    weights = max(account.weight, state.accountant.active_weight(live.rank))
+    shared_us = queue.waiting_us_of(account) * weights // account.weight
+    return above_us + dearer_us + min(queue.waiting_us - dearer_us, shared_us)
 
 
 def calibrated(state: EngineState, rank: int, wait_us: int, percent: int) -> int:
@@ -107,41 +99,43 @@ def calibrated(state: EngineState, rank: int, wait_us: int, percent: int) -> int
     return wait_us * (calibration.q90 if percent >= 90 else calibration.q50) // ONE
 
 
-def spread(overshoot_us: int, salt: int) -> int:
-    """Retry-After: the overshoot, within 1 s and 30 s, spread over a quarter more so that the refused do not return
-    together.
-    """
-    base_us = min(_RETRY_MAX_US, max(_RETRY_MIN_US, overshoot_us))
-    return base_us + base_us * ((salt * 2_654_435_761 >> 8) % 256) // 1_024
-
-
 def retry_after_us(state: EngineState, live: LiveRequest) -> int:
-    """When one that was shed from the queue may come back: once what waits now has drained by what it lacked."""
-    wait_us = calibrated(state, live.rank, predicted_wait_us(state, live.rank, live.account), 50)
-    return spread(wait_us, live.sequence_number)
-
-
-def is_late(state: EngineState, live: LiveRequest, *, count: int, granted_ns: int) -> bool:
-    """The second shedding point, just before prefill: can the first token still come in time? Never for one that has
-    run.
-
-    ``granted_ns``: predicted cost of the step so far; the step would take ``count`` tokens of this request on top.
+    """When one that is refused or shed may come back: once what waits now has drained by what it lacked, and not
+    before those who were told so earlier.
     """
-    if live.state is not State.WAITING or live.hard_deadline_us is None:
-        return False
-    cost = state.cost
-    needed_ns = granted_ns + cost.prefill_ns(live.computed, count)
-    rest = live.rest - count
-    if rest:
-        num_more_steps = -(-rest // state.classes[live.rank].chunk_max)
-        needed_ns += cost.prefill_ns(live.computed + count, rest) + num_more_steps * cost.base_ns
-    return state.now_us + to_us(needed_ns) > live.hard_deadline_us
+    wait_us = calibrated(state, live.rank, predicted_wait_us(state, live), 50)
+    limits = [limit for limit in (latest_start_us(state, live), live.queue_wait_limit_us) if limit is not None]
+    room_us = max(0, min(limits, default=live.arrival_us) - live.arrival_us)
+    return state.returns[live.rank].appoint(
+        live.account.tenant_id,
+        wait_us=wait_us - room_us,
+        cost_us=live.estimated_gpu_us,
+        salt=live.sequence_number,
+        now_us=state.now_us,
+    )
+
+
+def note_wait(state: EngineState, live: LiveRequest, now_us: int) -> None:
+    """Learn from a wait that has ended, by a start or because it took too long (then it would have been longer)."""
+    if live.state is State.WAITING:
+        state.calibrations[live.rank].observe(predicted_us=live.predicted_wait_us, actual_us=now_us - live.arrival_us)
 
 
 def note_start(state: EngineState, live: LiveRequest, now_us: int) -> None:
-    """Learn from a wait that has ended."""
-    if live.state is State.WAITING:
-        state.calibrations[live.rank].observe(predicted_us=live.predicted_wait_us, actual_us=now_us - live.arrival_us)
+    """Its wait is over, and so is the promise it may have come back on."""
+    note_wait(state, live, now_us)
+    if live.is_promised and live.state is State.WAITING:
+        state.returns[live.rank].note(is_kept=True)
+
+
+def late_percent(state: EngineState) -> int:
+    """The worst estimated start of a class above batch, in percent of its target to a first token."""
+    worst = 0
+    for rank in (PriorityClass.INTERACTIVE, PriorityClass.DEFAULT):
+        target_ms = state.classes[rank].ttft_target_ms
+        if target_ms is not None and state.queues[rank].num_waiting:
+            worst = max(worst, class_wait_us(state, rank, 50) // (10 * target_ms))
+    return worst
 
 
 def is_closed(state: EngineState, rank: int) -> bool:
@@ -152,7 +146,8 @@ def is_closed(state: EngineState, rank: int) -> bool:
         return True
     if policy.max_queue_wait_ms is None:
         return False
-    return class_wait_us(state, rank, 50) > policy.max_queue_wait_ms * 1_000
+    share = share_of_equals(has_returns=state.returns[rank].has_open(state.now_us))
+    return class_wait_us(state, rank, 50) * ONE > policy.max_queue_wait_ms * 1_000 * share
 
 
 def class_wait_us(state: EngineState, rank: int, percent: int) -> int:

@@ -63,7 +63,7 @@ class StepBudget:
         self._gap_ns = min(gaps_ns)
         self._first_token_limit_ns = _UNLIMITED_NS
         self._has_prefill = [False for _ in PriorityClass]
-        self._debts = [state.floors.in_debt(rank, state.now_us) for rank in PriorityClass]
+        self._debts = [state.floors.in_debt(rank) for rank in PriorityClass]
 
     def _gap_limit_ns(self, rank: int) -> int:
         """The longest step that the gap between tokens bears, while somebody of the class decodes."""
@@ -121,6 +121,8 @@ class StepBudget:
 
     def decode_room_ns(self, rank: int) -> int:
         """What decodes of the class may still take: the promises of the classes above bind them."""
+        if rank == PriorityClass.BATCH and self._state.overload.is_suspended:
+            return 0
         limit_ns = min([self._first_token_limit_ns, *self._limits_ns[:rank]])
         room_ns = limit_ns - self.spent_ns
         if self._debts[rank]:

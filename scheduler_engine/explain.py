@@ -33,6 +33,9 @@ _CAUSES = {
     Cause.PATIENCE: "for running requests ({holder}) that were about to end",
     Cause.POLICY_PAUSE: "while its class was paused by an overload of {holder}",
     Cause.PREFIX: "for a prefix that another request was computing",
+    Cause.SHARE: "for tenants with a smaller share of its class, to whom the last of it belongs",
+    Cause.RESTING: "because memory had just been taken from its class",
+    Cause.GOVERNOR: "because its class ran fewer at once while switching cost too much",
 }
 _LEVERS = {
     "hold": "kept its KV memory and gave up its slot",

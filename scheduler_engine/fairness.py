@@ -17,11 +17,32 @@ SERVICE_UNITS_PER_US = 1_000  # resolution of virtual service at weight 1
 _DEFAULT_WEIGHT = 1
 
 
+_HALF_WINDOW_US = 5_000_000
+
+
+class TenantTotal:
+    """One tenant over all classes. Always: ``weight`` is the largest of its classes' weights."""
+
+    __slots__ = ("accounts", "charged_before_us", "charged_halfway_us", "num_live", "weight")
+
+    def __init__(self) -> None:
+        self.accounts: list[Account] = []
+        self.num_live = 0
+        self.weight = _DEFAULT_WEIGHT
+        self.charged_before_us = 0  # up to the begin of the window
+        self.charged_halfway_us = 0
+
+    @property
+    def charged_us(self) -> int:
+        return sum(account.tab.charged for account in self.accounts) >> UNIT_BITS
+
+
 class Account:
     """One tenant in one class. Always: ``service`` never falls; its tab is exact, ``service`` only orders."""
 
     __slots__ = (
         "concurrency",
+        "elsewhere_us",
         "hard_deadline_us",
         "is_listed",
         "num_live",
@@ -31,20 +52,31 @@ class Account:
         "service_base",
         "tab",
         "tenant_id",
+        "total",
         "units_base",
         "weight",
     )
 
-    def __init__(self, priority_class: PriorityClass, tenant_id: str, order: int, meter: Meter) -> None:
+    def __init__(
+        self,
+        priority_class: PriorityClass,
+        tenant_id: str,
+        order: int,
+        meter: Meter,
+        total: TenantTotal | None = None,
+    ) -> None:
         self.priority_class = priority_class
         self.tenant_id = tenant_id
+        self.total = TenantTotal() if total is None else total
         self.order = order
+        self.total.accounts.append(self)
         self.weight = _DEFAULT_WEIGHT
         self.concurrency: int | None = None
         self.hard_deadline_us: int | None = None
         self.tab = Tab(meter)
         self.service_base = 0  # ``service`` when its tab stood at ``units_base``
         self.units_base = 0
+        self.elsewhere_us = 0  # device time on other workers, as last told
         self.is_listed = False  # stands in the heap of active accounts
         self.num_live = 0  # waiting, running or suspended
         self.num_started = 0  # running or suspended
@@ -59,6 +91,14 @@ class Account:
         """Make its service no less than this; what follows is added at its weight of now."""
         self.service_base = max(self.service, service)
         self.units_base = self.tab.charged
+
+    def set_elsewhere(self, gpu_us: int) -> None:
+        """Device time the tenant has had in the class on other workers, in all: it orders (v_local + G) and is charged
+        there. Less than last told is a peer that began anew, and changes nothing.
+        """
+        more_us = max(0, gpu_us - self.elsewhere_us)
+        self.lift(self.service + more_us * SERVICE_UNITS_PER_US // self.weight)
+        self.elsewhere_us = gpu_us
 
     @property
     def at_concurrency(self) -> bool:
@@ -78,6 +118,12 @@ class FairnessAccountant:
         self._accounts: dict[tuple[PriorityClass, str], Account] = {}
         self._active: tuple[list[tuple[int, int, Account]], ...] = tuple([] for _ in PriorityClass)
         self._weights = [0 for _ in PriorityClass]
+        self._num_active = [0 for _ in PriorityClass]
+        self._totals: dict[str, TenantTotal] = {}
+        self._total_weight = 0  # of tenants with live requests
+        self._turned_us = 0
+        self._busy_before_us = 0
+        self._busy_halfway_us = 0
 
     def __iter__(self) -> Iterator[Account]:
         return iter(self._accounts.values())
@@ -87,7 +133,8 @@ class FairnessAccountant:
         key = (priority_class, tenant_id)
         found = self._accounts.get(key)
         if found is None:
-            found = self._accounts[key] = Account(priority_class, tenant_id, len(self._accounts), self._meter)
+            total = self._totals.setdefault(tenant_id, TenantTotal())
+            found = self._accounts[key] = Account(priority_class, tenant_id, len(self._accounts), self._meter, total)
         return found
 
     def set_policies(self, cells: Mapping[tuple[PriorityClass, str], TenantClassPolicy]) -> None:
@@ -103,6 +150,11 @@ class FairnessAccountant:
         if weight != account.weight:
             account.lift(account.service)
             account.weight = weight
+        total = account.total
+        heaviest = max(other.weight for other in total.accounts)
+        if total.num_live:
+            self._total_weight += heaviest - total.weight
+        total.weight = heaviest
         account.concurrency = None if cell is None else cell.concurrency
         deadline_ms = None if cell is None else cell.hard_deadline_ms
         account.hard_deadline_us = None if deadline_ms is None else deadline_ms * 1_000
@@ -110,6 +162,27 @@ class FairnessAccountant:
     def active_weight(self, rank: int) -> int:
         """Sum of the weights of tenants with live requests in the class."""
         return self._weights[rank]
+
+    def num_active(self, rank: int) -> int:
+        """Tenants with live requests in the class."""
+        return self._num_active[rank]
+
+    def is_over(self, account: Account, now_us: int) -> bool:
+        """True when the tenant had more than its share, by weight, of the last five to ten seconds over all classes.
+
+        O(1), but for each tenant once in five seconds.
+        """
+        if now_us - self._turned_us >= _HALF_WINDOW_US:
+            self._turn_window(now_us)
+        total = account.total
+        had_us = total.charged_us - total.charged_before_us
+        return had_us * self._total_weight > (self.busy_us - self._busy_before_us) * total.weight
+
+    def _turn_window(self, now_us: int) -> None:
+        self._turned_us = now_us
+        self._busy_before_us, self._busy_halfway_us = self._busy_halfway_us, self.busy_us
+        for total in self._totals.values():
+            total.charged_before_us, total.charged_halfway_us = total.charged_halfway_us, total.charged_us
 
     def enter(self, account: Account) -> None:
         """One more live request. From idle, service is lifted to just under the least of those active: no credit for
@@ -124,13 +197,21 @@ class FairnessAccountant:
                 account.is_listed = True
                 heapq.heappush(heap, (account.service, account.order, account))
             self._weights[account.priority_class] += account.weight
+            self._num_active[account.priority_class] += 1
+        if account.total.num_live == 0:
+            self._total_weight += account.total.weight
         account.num_live += 1
+        account.total.num_live += 1
 
     def leave(self, account: Account) -> None:
         """One live request has ended."""
         account.num_live -= 1
+        account.total.num_live -= 1
         if account.num_live == 0:
             self._weights[account.priority_class] -= account.weight
+            self._num_active[account.priority_class] -= 1
+        if account.total.num_live == 0:
+            self._total_weight -= account.total.weight
 
     @staticmethod
     def _least_service(heap: list[tuple[int, int, Account]]) -> int | None:
@@ -185,3 +266,9 @@ class FairnessAccountant:
             expected = sum(a.weight for a in self._accounts.values() if a.num_live and a.priority_class == rank)
             if weight != expected:
                 raise BrokenBooks(f"active weight of class {rank} is {weight}, counted {expected}")
+            num_active = sum(a.num_live > 0 for a in self._accounts.values() if a.priority_class == rank)
+            if num_active != self._num_active[rank]:
+                raise BrokenBooks(f"class {rank} has {self._num_active[rank]} active tenants, counted {num_active}")
+        total_weight = sum(total.weight for total in self._totals.values() if total.num_live)
+        if total_weight != self._total_weight:
+            raise BrokenBooks(f"active weight of all tenants is {self._total_weight}, counted {total_weight}")

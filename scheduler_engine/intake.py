@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from scheduler_engine import admission
+from scheduler_engine.deadlines import latest_start_us, set_deadlines
 from scheduler_engine.events import Accepted, FinishReason, Rejected, RejectReason
 from scheduler_engine.live import LiveRequest, State
+from scheduler_engine.policy import PriorityClass
 from scheduler_engine.request import Request, RequestId
 from scheduler_engine.state import EngineState
 
@@ -28,7 +30,14 @@ class Cancellation:
     reason: str
 
 
-Input = Arrival | Cancellation
+@dataclass(frozen=True, slots=True)
+class ServiceElsewhere:
+    priority_class: PriorityClass
+    tenant_id: str
+    gpu_us: int
+
+
+Input = Arrival | Cancellation | ServiceElsewhere
 
 
 class Intake:
@@ -48,23 +57,44 @@ class Intake:
                     self._arrive(item)
                 case Cancellation():
                     self._cancel(item, now_us)
+                case ServiceElsewhere():
+                    self._set_elsewhere(item)
                 case _:
                     assert_never(item)
 
+    def _set_elsewhere(self, item: ServiceElsewhere) -> None:
+        account = self._state.account(item.priority_class, item.tenant_id)
+        account.set_elsewhere(item.gpu_us)
+        self._state.accountant.note_start(account)  # it may be on the device with more than was thought
+
     def _arrive(self, arrival: Arrival) -> None:
         state, request = self._state, arrival.request
-        account = state.account(request.priority_class, request.tenant_id)
-        refusal = self._door.refusal(request, account)
+        refusal = self._door.never(request)
         if refusal is not None:
             reason, retry_after_us = refusal
-            if retry_after_us is not None and reason is not RejectReason.DRAINING:
-                state.floors.note_shed(int(request.priority_class), state.now_us)
-            state.journal.refused(request, reason, arrival.arrival_us)
-            state.outbox.rejected.append(Rejected(request.request_id, reason, retry_after_us))
+            state.overload.note_shed(int(request.priority_class), reason, state.now_us, of_capacity=False)
+            self._refuse(arrival, reason, retry_after_us)
             return
         live = self._live(arrival)
-        state.accountant.enter(account)
-        live.predicted_wait_us = admission.predicted_wait_us(state, live.rank, account)
+        state.values[live.rank].note(request.value_micros, state.now_us)
+        live.is_promised = request.is_return and state.returns[live.rank].redeem(request.tenant_id, state.now_us)
+        refusal = self._door.now(live)
+        if refusal is not None:
+            reason, retry_after_us = refusal
+            state.note_refusal(live, reason, retry_after_us, state.now_us)
+            self._refuse(arrival, reason, retry_after_us)
+            return
+        self._accept(live)
+
+    def _refuse(self, arrival: Arrival, reason: RejectReason, retry_after_us: int | None) -> None:
+        state = self._state
+        state.journal.refused(arrival.request, reason, arrival.arrival_us)
+        state.outbox.rejected.append(Rejected(arrival.request.request_id, reason, retry_after_us))
+
+    def _accept(self, live: LiveRequest) -> None:
+        state = self._state
+        state.accountant.enter(live.account)
+        state.mixes[live.rank].note(live.account.tenant_id, state.now_us)
         estimate_us = admission.calibrated(state, live.rank, live.predicted_wait_us, 50)
         position = state.queues[live.rank].num_waiting
         state.outbox.accepted.append(Accepted(live.request_id, position, estimate_us))
@@ -74,7 +104,7 @@ class Intake:
         if live.total >= live.finish_total:  # an earlier attempt had delivered all of it
             state.finish(live, FinishReason.LENGTH, state.now_us)
             return
-        self._set_timers(live)
+        self._set_timer(live)
 
     def _live(self, arrival: Arrival) -> LiveRequest:
         state, request = self._state, arrival.request
@@ -83,28 +113,15 @@ class Intake:
         live = LiveRequest(request, account, sequence_number=self._num_arrivals, arrival_us=arrival.arrival_us)
         live.finish_total = min(live.limit_total, state.config.max_model_len)
         state.estimate_total(live)
-        target_us = request.deadline_us
-        class_target_ms = state.classes[live.rank].ttft_target_ms
-        if target_us is None and class_target_ms is not None:
-            target_us = class_target_ms * 1_000
-        if target_us is not None:
-            live.deadline_us = arrival.arrival_us + target_us
-        hard_us = admission.hard_deadline_us(state, request, account)
-        if hard_us is not None:
-            live.hard_deadline_us = arrival.arrival_us + hard_us
-        wait_us = admission.queue_wait_limit_us(state, request)
-        if wait_us is not None:
-            live.queue_wait_limit_us = arrival.arrival_us + wait_us
+        state.estimate_gpu(live)
+        set_deadlines(state, live)
         return live
 
-    def _set_timers(self, live: LiveRequest) -> None:
-        moments = []
-        if live.queue_wait_limit_us is not None:
-            moments.append(live.queue_wait_limit_us)
-        if live.hard_deadline_us is not None:
-            moments.append(live.hard_deadline_us - admission.own_prefill_us(self._state, 0, live.rest))
-        if moments:
-            self._state.wake_at(min(moments), live)
+    def _set_timer(self, live: LiveRequest) -> None:
+        moments = (live.queue_wait_limit_us, latest_start_us(self._state, live))
+        soonest_us = min((moment for moment in moments if moment is not None), default=None)
+        if soonest_us is not None:
+            self._state.wake_at(soonest_us, live)
 
     def _cancel(self, cancellation: Cancellation, now_us: int) -> None:
         """Ends a request in any state; one that has ended already is left in peace."""
@@ -123,6 +140,7 @@ class Intake:
                 continue
             is_out = live.queue_wait_limit_us is not None and live.queue_wait_limit_us <= now_us
             reason = RejectReason.QUEUE_WAIT if is_out else RejectReason.LATE
+            admission.note_wait(state, live, now_us)
             state.reject(live, reason, admission.retry_after_us(state, live), now_us)
 
     def hand_back(self, now_us: int) -> None:

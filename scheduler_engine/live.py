@@ -32,7 +32,7 @@ class State(enum.IntEnum):
 
 class LiveRequest:
     """Always: ``computed <= total``, ``len(block_table) * block_size >= computed`` in PREFILL, DECODE and HELD, and the
-    order key ``(suspended first, deadline, arrival, sequence number)`` uses nothing that changes with time.
+    order key ``(suspended first, relegated last, deadline, arrival, sequence number)`` changes in no queue.
     """
 
     __slots__ = (
@@ -44,6 +44,7 @@ class LiveRequest:
         "bypasses",
         "check_clock",
         "check_total",
+        "completion_deadline_us",
         "computed_high",
         "deadline_us",
         "debtor",
@@ -57,6 +58,8 @@ class LiveRequest:
         "grown_step",
         "hard_deadline_us",
         "host_blocks",
+        "is_promised",
+        "is_relegated",
         "limit_total",
         "num_holds",
         "num_preemptions",
@@ -96,6 +99,8 @@ class LiveRequest:
         self.arrival_us = arrival_us
         self.deadline_us = NEVER_US  # to the first token, soft: it orders
         self.hard_deadline_us: int | None = None
+        self.completion_deadline_us: int | None = None
+        self.is_relegated = self.is_promised = False  # will miss its soft deadline; came back at the time it was told
         self.queue_wait_limit_us: int | None = None
         self.sampling = request.sampling
         self.stop_ids = frozenset(request.stop_token_ids)
@@ -140,7 +145,7 @@ class LiveRequest:
     @property
     def order_key(self) -> tuple[int, int, int, int]:
         """The one key for queueing and for victims; unique by its last part."""
-        fresh = 1 if self.state is State.WAITING else 0
+        fresh = 1 + self.is_relegated if self.state is State.WAITING else 0
         return (fresh, self.deadline_us, self.arrival_us, self.sequence_number)
 
     @property

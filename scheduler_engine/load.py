@@ -21,6 +21,11 @@ class ClassLoad:
     estimated_start_q90_us: int
     closed: bool
     retry_after_us: int | None
+    floor_debt_us: int = 0  # device time its floor owes it
+    reserve_blocks: int = 0  # kept free below its mark for the classes above
+    slot_cap: int = 0  # how many it may run at once, by the governor
+    num_promises_kept: int = 0  # came back when told to and started
+    num_promises_broken: int = 0  # came back when told to and were refused once more
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +39,44 @@ class BoardRow:
     num_blocks: int
     num_computed_tokens: int
     num_output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShedCount:
+    """Requests refused or ended before their start. ``rung``: how far up the shedding ladder the engine stood."""
+
+    priority_class: PriorityClass
+    rung: str
+    reason: str  # RejectReason value
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class PreemptionCount:
+    """Requests that gave way. ``by_class`` None: to the growth of their own class, or their row had failed."""
+
+    priority_class: PriorityClass
+    by_class: PriorityClass | None
+    resource: str
+    lever: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyLoad:
+    """What the policy is doing (gauges), and what it did since the start (counts, which never fall)."""
+
+    rung: str = "calm"
+    batch_paused_us: int = 0
+    num_batch_pauses: int = 0
+    switching_per_mille: int = 0  # of the last ten seconds' busy time: copies and recomputation
+    num_governor_cuts: int = 0
+    num_bypasses: int = 0
+    num_relegations: int = 0
+    num_kept_out: int = 0  # times a head left the last room of its class to tenants with less
+    num_rests: int = 0  # times a head stayed out of memory just taken from its class
+    sheds: tuple[ShedCount, ...] = ()
+    preemptions: tuple[PreemptionCount, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,3 +94,4 @@ class EngineLoad:
     charged_us: int
     classes: tuple[ClassLoad, ...]
     board: tuple[BoardRow, ...]
+    policy: PolicyLoad = PolicyLoad()

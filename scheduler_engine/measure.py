@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from scheduler_engine import admission
 from scheduler_engine.live import LiveRequest, State
-from scheduler_engine.load import BoardRow, ClassLoad, EngineLoad
+from scheduler_engine.load import BoardRow, ClassLoad, EngineLoad, PolicyLoad, PreemptionCount, ShedCount
 from scheduler_engine.policy import PriorityClass
+from scheduler_engine.returns import spread
 from scheduler_engine.state import EngineState
 
 _STATE_NAMES = {
@@ -36,6 +37,29 @@ def measure(state: EngineState, now_us: int) -> EngineLoad:
         charged_us=state.accountant.charged_us,
         classes=tuple(_class_load(state, rank) for rank in PriorityClass),
         board=board,
+        policy=_policy_load(state),
+    )
+
+
+def _policy_load(state: EngineState) -> PolicyLoad:
+    overload, tally = state.overload, state.tally
+    sheds = [(*key, count) for key, count in overload.sheds.items()]
+    preemptions = [(*key, count) for key, count in tally.preemptions.items()]
+    return PolicyLoad(
+        rung=overload.rung.name.lower(),
+        batch_paused_us=overload.paused_us,
+        num_batch_pauses=overload.num_pauses,
+        switching_per_mille=state.governor.lost_per_mille,
+        num_governor_cuts=state.governor.num_cuts,
+        num_bypasses=tally.num_bypasses,
+        num_relegations=tally.num_relegations,
+        num_kept_out=tally.num_kept_out,
+        num_rests=tally.num_rests,
+        sheds=tuple(ShedCount(rank, rung.name.lower(), reason.value, count) for rank, rung, reason, count in sheds),
+        preemptions=tuple(
+            PreemptionCount(rank, by_class, resource.value, lever.value, count)
+            for rank, by_class, resource, lever, count in preemptions
+        ),
     )
 
 
@@ -53,7 +77,12 @@ def _class_load(state: EngineState, rank: PriorityClass) -> ClassLoad:
         estimated_start_q50_us=likely_us,
         estimated_start_q90_us=admission.class_wait_us(state, rank, 90),
         closed=is_closed,
-        retry_after_us=admission.spread(likely_us, state.step) if is_closed else None,
+        retry_after_us=spread(wait_us=likely_us, salt=state.step) if is_closed else None,
+        floor_debt_us=state.floors.debt_us(rank),
+        reserve_blocks=state.headroom.reserve(rank, state.now_us),
+        slot_cap=min(state.slot_cap(rank), state.governor.cap(rank)),
+        num_promises_kept=state.returns[rank].num_kept,
+        num_promises_broken=state.returns[rank].num_broken,
     )
 
 

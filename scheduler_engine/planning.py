@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from scheduler_engine import admission
 from scheduler_engine.budget import StepBudget
+from scheduler_engine.deadlines import is_late, must_be_relegated, relegate
 from scheduler_engine.decoding import DecodePlanner
 from scheduler_engine.draft import Chunk, Draft
 from scheduler_engine.events import RejectReason
@@ -38,6 +39,12 @@ class _HeadPass:
     is_over: bool = False
 
 
+def _prefill_key(live: LiveRequest) -> tuple[int, int, tuple[int, int, int, int]]:
+    """Prefills in flight with a hard deadline first: nobody who comes later takes the time they counted on."""
+    has_none = live.hard_deadline_us is None
+    return (has_none, live.account.service if has_none else 0, live.order_key)
+
+
 class StepPlanner:
     """Plans one step. Always: classes by rank; what a class has been given is not taken back in the same step."""
 
@@ -58,11 +65,10 @@ class StepPlanner:
         """Prefills in flight and new heads of one class, the tenant served least first."""
         state, draft = self._state, self._draft
         heads = _HeadPass()
-        in_flight = sorted(
-            state.running.prefilling[rank].values(), key=lambda live: (live.account.service, live.order_key)
-        )
+        in_flight = sorted(state.running.prefilling[rank].values(), key=_prefill_key)
         for live in in_flight:
-            self._admit_heads(rank, heads, below_service=live.account.service)
+            if live.hard_deadline_us is None:
+                self._admit_heads(rank, heads, below_service=live.account.service)
             if live.request_id in state.running.prefilling[rank]:
                 self._grant_chunk(live)
         self._admit_heads(rank, heads, below_service=None)
@@ -75,6 +81,9 @@ class StepPlanner:
         journal = self._state.journal
         if self._draft.holding[live.rank]:
             journal.starved(live, Cause.STEP_TIME)
+            return
+        if live.rank == PriorityClass.BATCH and self._state.overload.is_suspended and self._budget.num_tokens:
+            journal.starved(live, Cause.POLICY_PAUSE)
             return
         count = self._budget.chunk(live.rank, start=live.computed, rest=live.rest)
         if count:
@@ -98,11 +107,15 @@ class StepPlanner:
             if blocked is not None and not self._may_pass(live, blocked):
                 heads.is_over = True
                 return
+            if must_be_relegated(self._state, live):
+                relegate(self._state, live)
+                continue
             verdict = self._try(live, blocked)
             if verdict is _Verdict.STOP:
                 heads.is_over = True
             elif verdict is _Verdict.ADMITTED and blocked is not None:
                 blocked.bypasses += 1
+                self._state.tally.num_bypasses += 1
                 self._state.journal.bypassed(blocked, live)
             elif verdict is _Verdict.BLOCKED:
                 heads.blocked = blocked or live
@@ -122,6 +135,10 @@ class StepPlanner:
         if live.suspended_step == draft.step or self._draft.holding[rank]:
             state.journal.stopped(live, Cause.STEP_TIME if draft.holding[rank] else Cause.STEP_UNDER_WAY, draft)
             return _Verdict.STOP
+        cause = self._why_none(live)
+        if cause is not None:
+            state.journal.stopped(live, cause, draft)
+            return _Verdict.STOP
         if live.state is State.ON_HOST and 0 <= draft.lowest_swapped_rank <= rank:
             state.journal.stopped(live, Cause.COPY_TURN, draft)
             return _Verdict.STOP  # no copy in beside a copy out, except for a higher class
@@ -131,7 +148,8 @@ class StepPlanner:
             self._room.earmark(live)
             state.journal.stopped(live, Cause.STEP_BUDGET, draft)
             return _Verdict.STOP
-        if admission.is_late(state, live, count=count, granted_ns=self._budget.spent_ns):
+        if is_late(state, live, count=count, granted_ns=self._budget.spent_ns):
+            admission.note_wait(state, live, draft.now_us)
             state.reject(live, RejectReason.LATE, admission.retry_after_us(state, live), draft.now_us)
             return _Verdict.SHED
         if not self._room.make(live, blocked):
@@ -148,6 +166,17 @@ class StepPlanner:
             self._budget.grant_prefill(rank, start=live.computed, count=count)
             draft.chunks.append(Chunk(live, count))
         return _Verdict.ADMITTED
+
+    def _why_none(self, live: LiveRequest) -> Cause | None:
+        """Why nobody of the class may start in this step, whatever is free; never in a step that would be empty."""
+        state, rank = self._state, live.rank
+        if not self._budget.num_tokens:
+            return None
+        if rank == PriorityClass.BATCH and state.overload.is_paused:
+            return Cause.POLICY_PAUSE
+        if state.governor.is_full(rank, state.running.num_in_slots(rank)):
+            return Cause.GOVERNOR
+        return Cause.RESTING if self._room.must_rest(live) else None
 
     def _decode_fits(self, live: LiveRequest) -> bool:
         cost = self._state.cost

@@ -213,7 +213,7 @@ _CLASS_RANGES: Mapping[str, tuple[int, int, bool]] = {
     "patience_steps": (0, 1_000_000, True),
     "patience_ms": (0, _MAX_MS, True),
     "fairness_gap_ms": (1, _MAX_MS, False),
-    "quantum_steps": (0, 1_000_000, False),
+    "quantum_steps": (1, 1_000_000, False),
     "step_cap_percent": (1, 100, False),
     "token_budget_max": (1, 1_000_000, False),
     "chunk_max": (1, 1_000_000, False),

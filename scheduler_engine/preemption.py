@@ -99,17 +99,15 @@ def _offer(
     lever = cheapest_lever(state, live, need, host_free, reproducible_may_drop)
     if lever is None:
         return None
-    how, cost_us = lever
+    how, cost_us = lever[0], lever[1] * (2 + live.num_preemptions) // 2  # half as much again for each time before
     slots = 0 if live.request_id in state.running.held[live.rank] else 1
     blocks = 0 if how is Lever.HOLD else len(live.block_table)
     host_blocks = state.config.num_blocks_for(live.computed) if how is Lever.SWAP else 0
-    policy = state.classes[live.rank]
-    pinned = live.num_preemptions >= policy.max_preemptions
-    in_quantum = state.step - live.started_step < policy.quantum_steps
+    in_quantum = state.step - live.started_step < state.classes[live.rank].quantum_steps
     useful = max(1, min(blocks, need.blocks))
     key = (
         -live.rank,
-        int(pinned),
+        int(is_pinned(state, live)),
         int(in_quantum),
         int(live.finish_total - live.total <= _NEARLY_DONE_TOKENS),
         cost_us // useful,
@@ -148,8 +146,21 @@ def cheapest_lever(
 def lower_classes(state: EngineState, rank: int) -> Iterator[LiveRequest]:
     """Candidates below ``rank``: on the device, not started in this step, and not of a class that is owed its floor."""
     for lower in range(rank + 1, len(state.classes)):
-        if not state.floors.in_debt(lower, state.now_us):
+        if not state.floors.in_debt(lower):
             yield from (live for live in state.running.on_device(lower) if live.started_step != state.step)
+
+
+def is_pinned(state: EngineState, live: LiveRequest) -> bool:
+    """True for one that gave way as often as its class bears."""
+    return live.num_preemptions >= state.classes[live.rank].max_preemptions
+
+
+def may_preempt(state: EngineState, head: LiveRequest, live: LiveRequest) -> bool:
+    """Strict class order, except that a tenant over its share of the whole device does not push out one under its own:
+    nobody buys capacity by calling its work urgent.
+    """
+    accountant, now_us = state.accountant, state.now_us
+    return accountant.is_over(live.account, now_us) or not accountant.is_over(head.account, now_us)
 
 
 def overserved_tenants(state: EngineState, head: LiveRequest) -> list[LiveRequest]:

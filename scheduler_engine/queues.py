@@ -68,6 +68,7 @@ class ClassQueue:
     def __init__(self) -> None:
         self.num_waiting = 0
         self.waiting_us = 0
+        self._us_of_value: dict[int, int] = {}  # estimated device time of what waits, by its value
         self._lines: dict[Account, TenantLine] = {}
         self._num_versions = 0
         self.line_changes: list[tuple[Account, bool]] = []  # out of the order (True) or back in it, for the journal
@@ -81,6 +82,8 @@ class ClassQueue:
         line.push(live)
         self.num_waiting += 1
         self.waiting_us += live.estimated_gpu_us
+        value = live.request.value_micros
+        self._us_of_value[value] = self._us_of_value.get(value, 0) + live.estimated_gpu_us
         if line.head() is live:
             self._list(line, live)
 
@@ -91,6 +94,10 @@ class ClassQueue:
         line.remove(live)
         self.num_waiting -= 1
         self.waiting_us -= live.estimated_gpu_us
+        value = live.request.value_micros
+        self._us_of_value[value] -= live.estimated_gpu_us
+        if not self._us_of_value[value]:
+            del self._us_of_value[value]
         if not was_head:
             return
         self._unlist(line)
@@ -143,6 +150,10 @@ class ClassQueue:
         """Tenants with somebody who waits and whom no cap of their own holds back."""
         return [line.account for line in self._lines.values() if not line.is_parked]
 
+    def waiting_us_above(self, value_micros: int) -> int:
+        """Estimated device time of what waits and is worth more. O(values that wait)."""
+        return sum(us for value, us in self._us_of_value.items() if value > value_micros)
+
     def waiting(self) -> list[LiveRequest]:
         """All of them, tenant by tenant. O(n): for books and boards."""
         return [live for line in self._lines.values() for live in line.waiting()]
@@ -170,3 +181,5 @@ class ClassQueue:
         waiting_us = sum(live.estimated_gpu_us for live in waiting)
         if waiting_us != self.waiting_us or waiting_us != sum(line.waiting_us for line in self._lines.values()):
             raise BrokenBooks(f"queue says {self.waiting_us} us wait, {waiting_us} us do")
+        if sum(self._us_of_value.values()) != waiting_us:
+            raise BrokenBooks(f"queue says {self._us_of_value} us wait by value, {waiting_us} us do")

@@ -51,6 +51,9 @@ class Cause(enum.IntEnum):
     PATIENCE = 14  # others end soon: cheaper than to push somebody out
     POLICY_PAUSE = 15  # its class is paused: a class above is in overload
     PREFIX = 16  # the same prefix is being computed by somebody else
+    SHARE = 17  # the last slots and blocks of its class are for tenants that have less
+    RESTING = 18  # memory was just taken from its class: too soon to come back
+    GOVERNOR = 19  # switching costs too much: its class runs fewer at once
 
     @property
     def label(self) -> str:

@@ -31,9 +31,11 @@ class Request:
     stop_token_ids: tuple[int, ...] = ()
     deadline_us: int | None = None  # to the first token; soft, orders inside the tenant
     hard_deadline_us: int | None = None  # to the first token; shed when it cannot be kept
+    completion_deadline_us: int | None = None  # to the last token; refuses before the start, only orders after it
     max_queue_wait_us: int | None = None
     reproducible: bool = False  # forbids recompute as a lever
     value_micros: int = 1
     cache_salt: str = ""
     delivered_token_ids: tuple[int, ...] = ()
+    is_return: bool = False  # refused before with a time to come back, and back at that time or later
     sampling: object = None

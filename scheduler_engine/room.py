@@ -10,6 +10,7 @@ from typing import NamedTuple
 from scheduler_engine.budget import StepBudget
 from scheduler_engine.cost import to_us
 from scheduler_engine.draft import Draft
+from scheduler_engine.entry import is_kept_out
 from scheduler_engine.events import Resource
 from scheduler_engine.live import LiveRequest, State
 from scheduler_engine.policy import PriorityClass
@@ -17,7 +18,9 @@ from scheduler_engine.preemption import (
     Need,
     Victim,
     choose_victims,
+    is_pinned,
     lower_classes,
+    may_preempt,
     overserved_tenants,
     steps_until_free,
 )
@@ -47,7 +50,7 @@ class Room:
         self._budget = budget
         self._earmarks: list[Earmark] = []
         self._patient: LiveRequest | None = None  # a head that waits for natural ends although it could push out
-        self._is_owed = [state.floors.in_debt(rank, draft.now_us) for rank in PriorityClass]
+        self._is_owed = [state.floors.in_debt(rank) for rank in PriorityClass]
         owed, state.owed_head = state.owed_head, None
         if owed is not None and self._is_owed[owed.rank] and state.is_queued(owed):
             need = Need(1, self.blocks_needed(owed))
@@ -94,19 +97,39 @@ class Room:
         blocks = self.blocks_needed(live) + marked.blocks - state.device.num_free
         return Need(max(0, slots), max(0, blocks))
 
-    def _peak_excess(self, live: LiveRequest) -> int:
-        """Blocks by which the highest point ahead would pass the class's mark if this request started now."""
+    def _peak(self, live: LiveRequest) -> int:
+        """Blocks at the highest point ahead if this request started now; 0 where that binds nobody."""
         state = self._state
-        if live.state is State.HELD:
-            return 0  # it is part of the peak already
-        state.estimate_total(live)
-        peak = state.peak.peak_blocks(live.rank, have=live.total, remaining=live.estimated_total - live.total)
         is_alone = not any(True for _ in state.running)
-        return 0 if is_alone else max(0, peak - state.memory_cap(live))
+        if live.state is State.HELD or is_alone:
+            return 0  # one that is held is part of the peak already
+        state.estimate_total(live)
+        return state.peak.peak_blocks(live.rank, have=live.total, remaining=live.estimated_total - live.total)
+
+    def _mark(self, live: LiveRequest) -> int:
+        """Blocks up to which a class may plan: its cap, less what the classes above are likely to want soon."""
+        state = self._state
+        mark = state.memory_cap(live) - state.headroom.reserve(live.rank, state.now_us)
+        return max(mark, state.config.num_blocks_for(live.finish_total))
+
+    def must_rest(self, live: LiveRequest) -> bool:
+        """True for one that would come back into memory just taken from its class, unless twice its room is free."""
+        state = self._state
+        if live.state not in (State.ON_HOST, State.DROPPED) or not state.headroom.is_resting(live.rank, state.now_us):
+            return False
+        if state.device.num_free >= 2 * self.blocks_needed(live):
+            return False
+        state.tally.num_rests += 1
+        return True
 
     def make(self, live: LiveRequest, blocked: LiveRequest | None) -> bool:
         """True when the request may start now. May push out others for it, all or nothing."""
-        need, peak_excess = self._shortage(live), self._peak_excess(live)
+        peak = self._peak(live)
+        if peak and is_kept_out(self._state, live, peak):
+            self._state.tally.num_kept_out += 1
+            self._state.journal.blocked(live, Cause.SHARE, _NOTHING)
+            return False
+        need, peak_excess = self._shortage(live), max(0, peak - self._mark(live))
         if need == _NOTHING and not peak_excess:
             return True
         if blocked is not None:  # only the head of the class may push out others
@@ -147,9 +170,9 @@ class Room:
         policy = state.classes[head.rank]
         if head.request_id in state.fences.values():
             return None  # what was pushed out for it is still being copied
-        may_preempt = policy.patience_steps is not None or policy.patience_ms is not None
-        if may_preempt and not peak_excess:  # lower classes are no part of its peak
-            victims = choose_victims(state, need, lower_classes(state, head.rank))
+        is_preempting = policy.patience_steps is not None or policy.patience_ms is not None
+        if is_preempting and not peak_excess:  # lower classes are no part of its peak
+            victims = self._lower_victims(head, need)
             if victims is not None:
                 if not self._is_worth_waiting(head, need, victims):
                     return victims
@@ -157,6 +180,22 @@ class Room:
                 return None
         need = Need(need.slots, max(need.blocks, peak_excess))
         return choose_victims(state, need, overserved_tenants(state, head))
+
+    def _lower_victims(self, head: LiveRequest, need: Need) -> list[Victim] | None:
+        """Those who gave way often enough are left alone, unless the head's promise would be broken by that."""
+        state = self._state
+        candidates = [live for live in lower_classes(state, head.rank) if may_preempt(state, head, live)]
+        victims = choose_victims(state, need, [live for live in candidates if not is_pinned(state, live)])
+        if victims is not None:
+            return victims
+        max_steps = self._slack_us(head) // state.cost.step_us
+        is_soon = max_steps >= 1 and steps_until_free(state, need, max_steps) is not None
+        return None if is_soon else choose_victims(state, need, candidates)
+
+    def _slack_us(self, head: LiveRequest) -> int:
+        """Time until the head must start for its promise."""
+        prefill_us = to_us(self._state.cost.prefill_ns(head.computed, head.rest))
+        return head.deadline_us - self._draft.now_us - prefill_us
 
     def _is_worth_waiting(self, head: LiveRequest, need: Need, victims: list[Victim]) -> bool:
         """The lever *wait*: natural ends will free enough, soon enough.
@@ -168,13 +207,11 @@ class Room:
         policy = state.classes[head.rank]
         step_us = state.cost.step_us
         waited_us = 0 if head.blocked_since_us is None else self._draft.now_us - head.blocked_since_us
-        prefill_us = to_us(state.cost.prefill_ns(head.computed, head.rest))
-        slack_us = head.deadline_us - self._draft.now_us - prefill_us
         if policy.patience_steps is not None:
             patience_us = min(policy.patience_steps * step_us - waited_us, sum(victim.cost_us for victim in victims))
         else:
             patience_us = (policy.patience_ms or 0) * 1_000 - waited_us
-        max_steps = min(patience_us, slack_us) // step_us
+        max_steps = min(patience_us, self._slack_us(head)) // step_us
         return max_steps >= 1 and steps_until_free(state, need, max_steps) is not None
 
     def _push_out_for(self, head: LiveRequest, victims: list[Victim], need: Need) -> None:

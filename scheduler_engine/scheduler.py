@@ -5,7 +5,7 @@ Pure and deterministic: the same inputs at the same times give the same plans.
 
 from __future__ import annotations
 
-from scheduler_engine import books
+from scheduler_engine import admission, books
 from scheduler_engine.budget import HoldAllowance, StepBudget
 from scheduler_engine.config import EngineConfig
 from scheduler_engine.cost import CostConstants, to_us
@@ -14,7 +14,7 @@ from scheduler_engine.errors import BrokenBooks, Misuse
 from scheduler_engine.events import StepEvents
 from scheduler_engine.explain import Explanation, explain
 from scheduler_engine.fairness import SERVICE_UNITS_PER_US
-from scheduler_engine.intake import Arrival, Cancellation, Input, Intake
+from scheduler_engine.intake import Arrival, Cancellation, Input, Intake, ServiceElsewhere
 from scheduler_engine.load import EngineLoad
 from scheduler_engine.measure import measure
 from scheduler_engine.plan import StepPlan, StepResult
@@ -52,6 +52,12 @@ class Scheduler:
 
     def set_policy(self, policy: PolicySnapshot) -> None:
         self._next_policy = policy
+
+    def set_service_elsewhere(self, priority_class: PriorityClass, tenant_id: str, gpu_us: int) -> None:
+        """Device time a tenant has had in a class on all other workers: from the next plan on it orders as if it had
+        been had here. Cumulative; nobody is charged for it.
+        """
+        self._inputs.append(ServiceElsewhere(priority_class, tenant_id, gpu_us))
 
     def drain(self) -> None:
         """From the next plan on nobody is let in; those who have not started are handed back, the others run to their
@@ -111,6 +117,13 @@ class Scheduler:
             self._next_policy = None
         inputs, self._inputs = self._inputs, []
         self._intake.take_in(inputs, now_us)
+        if state.headroom.is_due(now_us):
+            state.headroom.sample(state.held_blocks(), now_us)
+        state.overload.settle(
+            late_percent=admission.late_percent(state),
+            batch_has_work=state.has_work(PriorityClass.BATCH),
+            now_us=now_us,
+        )
         if state.draining:
             self._intake.hand_back(now_us)
         for rank in PriorityClass:

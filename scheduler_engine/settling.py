@@ -11,6 +11,7 @@ from scheduler_engine.draft import Draft
 from scheduler_engine.errors import Misuse
 from scheduler_engine.events import FinishReason, StepEvents, TokenColumns
 from scheduler_engine.fairness import Account
+from scheduler_engine.governor import lost_ns
 from scheduler_engine.live import LiveRequest, State
 from scheduler_engine.metering import UNIT_BITS
 from scheduler_engine.plan import RowFailure, StepPlan, StepResult
@@ -109,7 +110,14 @@ class Settlement:
         )
         served_us = [state.accountant.serve(rank, units) for rank, units in enumerate(served)]
         has_work = [state.has_work(rank) for rank in PriorityClass]
-        state.floors.settle(state.classes, served_us=served_us, has_work=has_work, now_us=self._now_us)
+        state.floors.settle(state.classes, served_us=served_us, has_work=has_work)
+        state.governor.settle(
+            state.classes,
+            state.running,
+            busy_us=duration_us,
+            lost_us=duration_us * lost_ns(state.cost, draft) * _FINE // total,
+            now_us=self._now_us,
+        )
 
     @staticmethod
     def _bill(account: Account, units: int, served: list[int]) -> None:

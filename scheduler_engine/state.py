@@ -12,19 +12,26 @@ from scheduler_engine.calibration import WaitCalibration
 from scheduler_engine.config import EngineConfig
 from scheduler_engine.cost import CostConstants, FittedCost
 from scheduler_engine.draft import CopyCharge, Draft, Outbox
+from scheduler_engine.entry import TenantMix
 from scheduler_engine.events import FinishReason, Lever, Preempted, Rejected, RejectReason, Resource
 from scheduler_engine.fairness import SERVICE_UNITS_PER_US, Account, FairnessAccountant
 from scheduler_engine.floors import Floors
+from scheduler_engine.governor import Governor
+from scheduler_engine.headroom import Headroom
 from scheduler_engine.journal import Journal
 from scheduler_engine.lengths import LengthHistory
 from scheduler_engine.live import LiveRequest, State
 from scheduler_engine.metering import Meter
+from scheduler_engine.overload import Overload
 from scheduler_engine.peak import PeakBook
 from scheduler_engine.plan import BlockCopy
 from scheduler_engine.policy import ClassPolicy, PolicySnapshot, PriorityClass, TenantClassPolicy
 from scheduler_engine.queues import ClassQueue
 from scheduler_engine.request import RequestId
+from scheduler_engine.returns import ReturnBook
 from scheduler_engine.running import RunningSet
+from scheduler_engine.tally import Tally
+from scheduler_engine.value import ValueLevels
 
 
 class EngineState:
@@ -46,7 +53,14 @@ class EngineState:
         self.lengths = tuple(LengthHistory() for _ in PriorityClass)
         self.calibrations = tuple(WaitCalibration() for _ in PriorityClass)
         self.accountant = FairnessAccountant(self.meter)
-        self.floors = Floors()
+        self.overload = Overload()
+        self.floors = Floors(self.overload)
+        self.governor = Governor(config.num_slots)
+        self.headroom = Headroom(config.num_blocks)
+        self.values = tuple(ValueLevels() for _ in PriorityClass)
+        self.returns = tuple(ReturnBook() for _ in PriorityClass)
+        self.mixes = tuple(TenantMix() for _ in PriorityClass)
+        self.tally = Tally()
         self.outbox = Outbox()
         self.timers: list[tuple[int, int, RequestId]] = []
         self.num_suspended = [0 for _ in PriorityClass]
@@ -73,6 +87,11 @@ class EngineState:
         if account.num_live == 0:
             self.accountant.set_policy(account, self.cells.get((priority_class, tenant_id)))
         return account
+
+    def held_blocks(self) -> list[int]:
+        """Device blocks by class, those of batch left out: nobody is below it. O(their requests on the device)."""
+        above = (PriorityClass.INTERACTIVE, PriorityClass.DEFAULT)
+        return [*(sum(len(live.block_table) for live in self.running.on_device(rank)) for rank in above), 0]
 
     def has_work(self, rank: int) -> bool:
         """True when the class has a request anywhere."""
@@ -111,12 +130,16 @@ class EngineState:
         estimate = live.estimated_total if live.estimated_total > total and live.output_ids else total + 1
         self.running.check_at(live, min(live.finish_total, estimate))
 
-    def enqueue(self, live: LiveRequest) -> None:
+    def estimate_gpu(self, live: LiveRequest) -> None:
+        """Set how much device time it is expected to take from here to its end."""
         prefill = 0 if live.state in (State.HELD, State.ON_HOST) else live.rest
         cost_ns = self.cost.request_ns(
             start=live.computed, prefill=prefill, output=max(0, live.estimated_total - live.total)
         )
         live.estimated_gpu_us = max(1, cost_ns // 1_000)
+
+    def enqueue(self, live: LiveRequest) -> None:
+        self.estimate_gpu(live)
         self.queues[live.rank].push(live)
 
     def start(self, live: LiveRequest, draft: Draft, *, num_blocks: int) -> None:
@@ -187,6 +210,10 @@ class EngineState:
                 self.peak.remove(live)
                 live.num_recomputes += 1
                 self._drop(live)
+        by_class = None if by is None else by.request.priority_class
+        self.tally.preemptions[live.request.priority_class, by_class, resource, lever] += 1
+        if by is not None and by.rank < live.rank and lever is not Lever.HOLD:
+            self.headroom.note_pressure(live.rank, draft.now_us)
         self.outbox.preempted.append(Preempted(live.request_id, lever, resource, None if by is None else by.request_id))
         self.journal.preempted(live, lever, resource, by)
         if live.state is not State.SAVING:
@@ -249,9 +276,16 @@ class EngineState:
     def reject(self, live: LiveRequest, reason: RejectReason, retry_after_us: int | None, now_us: int) -> None:
         """The end of one that never ran: uncharged, with a hint when to come back."""
         self._release(live)
-        self.floors.note_shed(live.rank, now_us)
+        self.note_refusal(live, reason, retry_after_us, now_us)
         self.journal.ended_as(live, reason)
         self.outbox.rejected.append(Rejected(live.request_id, reason, retry_after_us))
+
+    def note_refusal(self, live: LiveRequest, reason: RejectReason, retry_after_us: int | None, now_us: int) -> None:
+        """For the ladder, and for the promise it may have been given."""
+        of_capacity = retry_after_us is not None and reason is not RejectReason.DRAINING
+        self.overload.note_shed(live.rank, reason, now_us, of_capacity=of_capacity)
+        if live.is_promised and of_capacity:
+            self.returns[live.rank].note(is_kept=False)
 
     def _release(self, live: LiveRequest) -> None:
         del self.lives[live.request_id]

@@ -25,7 +25,7 @@ class Arrival:
     def again(self, at_us: int) -> Arrival:
         """The same request once more, after a refusal."""
         name, _, number = self.submit.response_id.partition("~")
-        submit = replace(self.submit, response_id=f"{name}~{int(number or 1) + 1}")
+        submit = replace(self.submit, response_id=f"{name}~{int(number or 1) + 1}", is_return=True)
         return Arrival(at_us, submit, self.num_tries - 1)
 
 

@@ -238,8 +238,9 @@ class Door:
             stop_strings=tuple(stop.encode() for stop in ask.stop),
             remaining_first_token_us=remaining_us(ask.deadline_ms),
             remaining_hard_deadline_us=remaining_us(
-                ask.deadline_ms, ask.completion_deadline_ms, terms.quota.hard_deadline_ms, class_policy.hard_deadline_ms
+                ask.deadline_ms, terms.quota.hard_deadline_ms, class_policy.hard_deadline_ms
             ),
+            remaining_completion_us=remaining_us(ask.completion_deadline_ms),
             max_queue_wait_us=remaining_us(ask.max_queue_wait_ms),
             value_micros=terms.quota.value_micros,
             cache_salt=caller.tenant_id,

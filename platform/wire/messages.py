@@ -69,6 +69,8 @@ class Submit:
     delivered_token_ids: tuple[tuple[int, ...], ...] = ()
     policy_version: int = 0
     price_version: int = 0
+    remaining_completion_us: int | None = None  # to the last token: refuses before the start, only orders after it
+    is_return: bool = False  # the client was refused with a Retry-After and is back
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from scheduler_engine.admission import spread
 from scheduler_engine.events import RejectReason
 from scheduler_engine.policy import PriorityClass, TenantClassPolicy
+from scheduler_engine.returns import spread
 from tests.scheduler_engine.world import BATCH, DEFAULT, INTERACTIVE, World, policy
 
 
@@ -77,9 +77,9 @@ def test_every_refusal_that_may_be_retried_says_when_within_its_bounds_and_sprea
     world.run_step()
     refused = [s.rejected.retry_after_us for s in world.stories.values() if s.rejected is not None]
     assert len(refused) > 2_000
-    assert all(hint is not None and 1_000_000 <= hint <= 37_500_000 for hint in refused)
-    assert len({spread(5_000_000, salt) for salt in range(100)}) > 50
-    assert all(5_000_000 <= spread(5_000_000, salt) <= 6_250_000 for salt in range(100))
+    assert all(hint is not None and 1_000_000 <= hint <= 750_000_000 for hint in refused)
+    assert len({spread(wait_us=5_000_000, salt=salt) for salt in range(100)}) > 50
+    assert all(5_000_000 <= spread(wait_us=5_000_000, salt=salt) <= 6_250_000 for salt in range(100))
 
 
 def test_now_or_never_gets_in_when_idle_and_is_refused_when_busy() -> None:

@@ -10,11 +10,13 @@ from scheduler_engine.blocks import BlockPool
 from scheduler_engine.calibration import ONE, WaitCalibration
 from scheduler_engine.cost import FittedCost
 from scheduler_engine.errors import BrokenBooks
+from scheduler_engine.events import RejectReason
 from scheduler_engine.fairness import SERVICE_UNITS_PER_US, Account, FairnessAccountant
 from scheduler_engine.floors import Floors
 from scheduler_engine.lengths import LengthHistory
 from scheduler_engine.live import LiveRequest
 from scheduler_engine.metering import UNITS_PER_US, Meter
+from scheduler_engine.overload import Overload
 from scheduler_engine.peak import PeakBook
 from scheduler_engine.policy import PriorityClass, gpu_classes
 from scheduler_engine.queues import ClassQueue
@@ -247,18 +249,21 @@ def test_an_account_orders_by_charge_over_weight_and_wakes_at_the_level_of_those
         accountant.check_books()
 
 
-def test_a_class_without_service_is_in_debt_after_its_window_and_not_while_a_class_above_sheds() -> None:
-    floors, classes = Floors(), gpu_classes()
+def test_a_class_without_service_is_in_debt_after_its_window_and_not_while_a_class_above_is_refused() -> None:
+    overload = Overload()
+    floors, classes = Floors(overload), gpu_classes()
     step = {"served_us": [100_000, 0, 0], "has_work": [True, False, True]}
     now_us = 0
-    while not floors.in_debt(2, now_us):
-        floors.settle(classes, now_us=now_us, **step)
+    while not floors.in_debt(2):
+        floors.settle(classes, **step)
         now_us += 100_000
     assert 9_900_000 <= now_us <= 10_400_000
-    assert not floors.in_debt(1, now_us)
-    floors.note_shed(0, now_us)
-    assert not floors.in_debt(2, now_us)
-    assert floors.in_debt(2, now_us + 2_000_000)
-    floors.settle(classes, served_us=[0, 0, 100_000], has_work=[True, False, True], now_us=now_us + 3_000_000)
-    assert not floors.in_debt(2, now_us + 3_000_000), "one step has paid for it"
+    assert not floors.in_debt(1)
+    overload.note_shed(0, RejectReason.LATE, now_us, of_capacity=True)
+    overload.settle(late_percent=80, batch_has_work=True, now_us=now_us)
+    assert not floors.in_debt(2)
+    overload.settle(late_percent=0, batch_has_work=True, now_us=now_us + 2_000_001)
+    assert floors.in_debt(2)
+    floors.settle(classes, served_us=[0, 0, 100_000], has_work=[True, False, True])
+    assert not floors.in_debt(2), "one step has paid for it"
     assert PriorityClass.BATCH == 2

