@@ -94,6 +94,9 @@ class ApiKey(models.Model):
     created_by = models.CharField(max_length=150, editable=False)
     created_at = models.DateTimeField(default=now, editable=False)
     expires_at = models.DateTimeField(null=True, blank=True)
+    role = models.CharField(
+        max_length=16, choices=ROLE_CHOICES, default="", blank=True, help_text="of a management key; empty = inference"
+    )
     previous_sha256 = models.CharField(max_length=64, default="", editable=False)
     previous_last4 = models.CharField(max_length=4, default="", editable=False)
     previous_until = models.DateTimeField(null=True, editable=False, help_text="the secret before the last rotation")
@@ -114,6 +117,7 @@ class ApiKey(models.Model):
                 | Q(previous_sha256__regex=r"^[0-9a-f]{64}$", previous_until__isnull=False),
                 name="key_previous_secret_ends",
             ),
+            models.CheckConstraint(condition=Q(role__in=["", *Role]), name="key_role_known"),
         ]
 
     def __str__(self) -> str:

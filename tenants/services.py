@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
-from functools import partial
 from uuid import UUID
 
 from django.conf import settings
@@ -29,6 +28,7 @@ from tenants.audit import change_by
 from tenants.isolation import alias
 from tenants.models import ApiKey, PolicyVersion, PriorityClass, Project, QuotaPolicy, Tenant
 from tenants.policy_changes import Change, diff
+from tenants.roles import Role
 
 MAX_FLOORS_PERCENT = 100
 LONGEST_GRACE = timedelta(days=30)
@@ -101,8 +101,19 @@ def update_project(*, actor: str, project_id: UUID, name: str, default_class: Cl
     return project
 
 
-def issue_key(*, actor: str, project: Project, name: str, env: str, expires_at: datetime | None = None) -> IssuedKey:
-    """A new key of the project's tenant. Its text leaves here once and is stored nowhere."""
+def issue_key(
+    *,
+    actor: str,
+    project: Project,
+    name: str,
+    env: str,
+    expires_at: datetime | None = None,
+    role: Role | None = None,
+) -> IssuedKey:
+    """A new key of the project's tenant. Its text leaves here once and is stored nowhere.
+
+    With a role it is a management key: it opens the management API and no inference.
+    """
     new = api_keys.make(env)
     key = ApiKey(
         tenant_id=project.tenant_id,
@@ -112,6 +123,7 @@ def issue_key(*, actor: str, project: Project, name: str, env: str, expires_at: 
         secret_sha256=new.secret_sha256,
         last4=new.last4,
         expires_at=expires_at,
+        role=role.value if role else "",
         created_by=actor,
     )
     with change_by(actor):
@@ -259,5 +271,7 @@ def record_policy(actor: str, reason: str = "") -> PolicyVersion:
 
 
 def _tell_key_changed(public_id: str) -> None:
-    tell = partial(import_string(settings.RUBATO_KEY_PUBLISHER), public_id)
+    def tell() -> None:  # a named function: Django names what failed in its log
+        import_string(settings.RUBATO_KEY_PUBLISHER)(public_id)
+
     transaction.on_commit(tell, using=alias(), robust=True)

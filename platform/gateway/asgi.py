@@ -30,7 +30,9 @@ from wire.gguf_header import ModelFileError
 
 async def http(scope: Scope, receive: Receive, send: Send) -> None:
     where: str = scope["path"]
-    if where.startswith("/v1/") or where == "/v1":
+    if where.startswith("/v1/organization/"):  # managed, not served: Django REST framework
+        await django_application(dict(scope), receive, send)
+    elif where.startswith("/v1/") or where == "/v1":
         current = runtime.current()
         if current is None:
             refusal = Refusal(reason=Reason.UNAVAILABLE, message="The gateway is starting.")

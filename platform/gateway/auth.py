@@ -172,7 +172,7 @@ class Keys:
 _FIND_KEY = """
 SELECT key.id::text AS key_id, key.tenant_id::text AS tenant_id, key.project_id::text AS project_id,
        key.secret_sha256::text AS secret_sha256, project.default_class AS default_class,
-       (tenant.is_active AND key.revoked_at IS NULL) AS is_usable,
+       (tenant.is_active AND key.revoked_at IS NULL AND key.role = '') AS is_usable,
        extract(epoch FROM key.expires_at)::float8 AS expires_at_s, key.previous_sha256::text AS previous_sha256,
        extract(epoch FROM key.previous_until)::float8 AS previous_until_s
 FROM tenants_apikey AS key

@@ -48,6 +48,7 @@ INSTALLED_APPS = [
     "whitenoise.runserver_nostatic",
     "django.contrib.staticfiles",
     "rest_framework",
+    "drf_spectacular",
     "channels",
     "tenants",
     "billing",
@@ -124,6 +125,8 @@ RUBATO_BODY_LIMIT_BYTES = int(os.environ.get("RUBATO_BODY_LIMIT_BYTES", 1_048_57
 RUBATO_FILES_DIR = os.environ.get("RUBATO_FILES_DIR") or str(DATA_DIR / "files")
 RUBATO_FILE_LIMIT_BYTES = int(os.environ.get("RUBATO_FILE_LIMIT_BYTES", 200 * 1_048_576))
 RUBATO_TENANT_FILES_BYTES = int(os.environ.get("RUBATO_TENANT_FILES_BYTES", 10 * 1_073_741_824))
+RUBATO_CURRENCY = os.environ.get("RUBATO_CURRENCY", "eur")  # what a million micro-units are called
+RUBATO_EVENT_SOURCE = os.environ.get("RUBATO_EVENT_SOURCE", "rubato")  # the source of exported CloudEvents
 RUBATO_KEY_ENVIRONMENT = os.environ.get("RUBATO_KEY_ENVIRONMENT", "demo")  # the <env> of sk_<env>_…
 
 LANGUAGE_CODE = "en"
@@ -160,6 +163,16 @@ DATA_UPLOAD_MAX_MEMORY_SIZE = RUBATO_BODY_LIMIT_BYTES
 REST_FRAMEWORK = {
     "DEFAULT_AUTHENTICATION_CLASSES": ["rest_framework.authentication.SessionAuthentication"],
     "DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAdminUser"],
+    "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
+    "EXCEPTION_HANDLER": "gateway.management_api.errors.handle",
+    "URL_FORMAT_OVERRIDE": None,  # ``format`` is a parameter of ours
+}
+SPECTACULAR_SETTINGS = {
+    "TITLE": "Rubato management API",
+    "DESCRIPTION": "Projects, keys, members, usage, statements and the audit trail of one tenant.",
+    "VERSION": "1",
+    "SERVE_PUBLIC": True,
+    "SCHEMA_PATH_PREFIX": "/v1/organization",
 }
 
 LOGGING = {

@@ -1,4 +1,4 @@
-"""Django's own pages. ``/v1`` and ``/metrics`` never come here: asgi.py routes them before Django."""
+"""Django's own pages and the management API. asgi.py routes the rest of ``/v1`` and ``/metrics`` past Django."""
 
 from django.contrib import admin
 from django.urls import include, path
@@ -8,5 +8,9 @@ admin.site.index_title = "Tenants, policy and books"
 
 urlpatterns = [
     path("admin/", admin.site.urls),
+    path("v1/organization/", include("gateway.management_api.urls")),
     path("", include("gateway.console.urls")),
 ]
+
+handler400 = "gateway.management_api.errors.bad_request"
+handler500 = "gateway.management_api.errors.internal"

@@ -1,0 +1,294 @@
+"""Projects, keys, members, invitations and the audit trail of one tenant, as routes."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+from django.conf import settings
+from django.shortcuts import get_object_or_404
+from drf_spectacular.utils import extend_schema
+from rest_framework import exceptions, serializers
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from gateway.management_api.views import View, limit_of, listed, page
+from scheduler_engine.policy import PriorityClass
+from tenants import members, services
+from tenants.models import CLASS_LABELS, ApiKey, AuditEvent, Invitation, Membership, Project, Tenant
+from tenants.roles import CAPABILITIES, Capability, Role
+
+SEE, KEYS, PROJECTS = Capability.SEE_USAGE, Capability.MANAGE_KEYS, Capability.MANAGE_PROJECTS
+PEOPLE, SEE_PEOPLE = Capability.MANAGE_MEMBERS, Capability.SEE_MEMBERS
+LABELS = [(label, label) for label in CLASS_LABELS]
+ROLES = [(role.value, role.value) for role in Role]
+
+
+class Strict(serializers.Serializer[Any]):
+    """Always: a field that is not known is refused by name."""
+
+    def to_internal_value(self, data: Any) -> Any:
+        if isinstance(data, dict) and (unknown := [name for name in data if name not in self.fields]):
+            raise exceptions.ValidationError({str(unknown[0])[:64]: ["is not known here"]})
+        return super().to_internal_value(data)
+
+
+class ProjectIn(Strict):
+    name = serializers.CharField(max_length=120)
+    default_class = serializers.ChoiceField(choices=LABELS, default="default")
+
+
+class KeyIn(Strict):
+    name = serializers.CharField(max_length=120)
+    expires_at = serializers.DateTimeField(required=False, allow_null=True, default=None)
+    role = serializers.ChoiceField(choices=ROLES, required=False, default="", help_text="makes it a management key")
+
+
+class RotateIn(Strict):
+    grace_seconds = serializers.IntegerField(min_value=0, max_value=30 * 86_400, default=86_400)
+
+
+class InvitationIn(Strict):
+    email = serializers.EmailField()
+    role = serializers.ChoiceField(choices=ROLES)
+
+
+class RoleIn(Strict):
+    role = serializers.ChoiceField(choices=ROLES)
+
+
+def read(kind: type[Strict], request: Request) -> dict[str, Any]:
+    found = kind(data=request.data)
+    found.is_valid(raise_exception=True)
+    values: dict[str, Any] = found.validated_data
+    return values
+
+
+class Projects(View):
+    needs = {"GET": SEE, "POST": PROJECTS}
+
+    def get(self, request: Request) -> Response:
+        return page(request, Project.objects.all(), project_out)
+
+    @extend_schema(request=ProjectIn)
+    def post(self, request: Request) -> Response:
+        asked = read(ProjectIn, request)
+        made = services.create_project(
+            actor=self.principal.actor,
+            tenant=Tenant.objects.get(),
+            name=asked["name"],
+            default_class=PriorityClass.from_label(asked["default_class"]),
+        )
+        return Response(project_out(made), status=201)
+
+
+class OneProject(View):
+    needs = {"GET": SEE, "POST": PROJECTS}
+
+    def get(self, request: Request, project_id: UUID) -> Response:
+        return Response(project_out(get_object_or_404(Project, id=project_id)))
+
+    @extend_schema(request=ProjectIn)
+    def post(self, request: Request, project_id: UUID) -> Response:
+        asked = read(ProjectIn, request)
+        label = PriorityClass.from_label(asked["default_class"])
+        changed = services.update_project(
+            actor=self.principal.actor, project_id=project_id, name=asked["name"], default_class=label
+        )
+        return Response(project_out(changed))
+
+
+class Keys(View):
+    needs = {"GET": SEE, "POST": KEYS}
+
+    def get(self, request: Request, project_id: UUID) -> Response:
+        project = get_object_or_404(Project, id=project_id)
+        return page(request, ApiKey.objects.filter(project=project), key_out)
+
+    @extend_schema(request=KeyIn)
+    def post(self, request: Request, project_id: UUID) -> Response:
+        asked = read(KeyIn, request)
+        role = Role(asked["role"]) if asked["role"] else None
+        if role is not None and not CAPABILITIES[role] <= CAPABILITIES[self.principal.role]:
+            raise exceptions.PermissionDenied("A key cannot make a key that may do more than itself.")
+        issued = services.issue_key(
+            actor=self.principal.actor,
+            project=get_object_or_404(Project, id=project_id),
+            name=asked["name"],
+            env=settings.RUBATO_KEY_ENVIRONMENT,
+            expires_at=asked["expires_at"],
+            role=role,
+        )
+        return Response({**key_out(issued.key), "value": issued.text}, status=201)
+
+
+class OneKey(View):
+    needs = {"GET": SEE, "DELETE": KEYS}
+
+    def get(self, request: Request, key_id: UUID) -> Response:
+        return Response(key_out(get_object_or_404(ApiKey, id=key_id)))
+
+    def delete(self, request: Request, key_id: UUID) -> Response:
+        key = get_object_or_404(ApiKey, id=key_id)
+        services.revoke_key(actor=self.principal.actor, key_id=key.id)
+        return Response({"id": str(key.id), "object": "organization.project.api_key.deleted", "deleted": True})
+
+
+class RotateKey(View):
+    needs = {"POST": KEYS}
+
+    @extend_schema(request=RotateIn)
+    def post(self, request: Request, key_id: UUID) -> Response:
+        asked = read(RotateIn, request)
+        issued = services.rotate_key(
+            actor=self.principal.actor,
+            key_id=get_object_or_404(ApiKey, id=key_id).id,
+            env=settings.RUBATO_KEY_ENVIRONMENT,
+            grace=timedelta(seconds=asked["grace_seconds"]),
+        )
+        return Response({**key_out(issued.key), "value": issued.text})
+
+
+class Members(View):
+    needs = {"GET": SEE_PEOPLE}
+
+    def get(self, request: Request) -> Response:
+        return page(request, Membership.objects.all(), member_out)
+
+
+class OneMember(View):
+    needs = {"GET": SEE_PEOPLE, "POST": PEOPLE, "DELETE": PEOPLE}
+
+    def get(self, request: Request, member_id: UUID) -> Response:
+        return Response(member_out(get_object_or_404(Membership, id=member_id)))
+
+    @extend_schema(request=RoleIn)
+    def post(self, request: Request, member_id: UUID) -> Response:
+        role = Role(read(RoleIn, request)["role"])
+        self._owners_only(get_object_or_404(Membership, id=member_id), role)
+        changed = members.change_role(
+            actor=self.principal.actor, tenant_id=self.principal.tenant_id, member_id=member_id, role=role
+        )
+        return Response(member_out(changed))
+
+    def delete(self, request: Request, member_id: UUID) -> Response:
+        self._owners_only(get_object_or_404(Membership, id=member_id), None)
+        members.remove(actor=self.principal.actor, tenant_id=self.principal.tenant_id, member_id=member_id)
+        return Response({"id": str(member_id), "object": "organization.user.deleted", "deleted": True})
+
+    def _owners_only(self, member: Membership, role: Role | None) -> None:
+        touches_owners = Role.OWNER in (member.role, role)
+        if touches_owners and not self.principal.may(Capability.MANAGE_OWNERS):
+            raise exceptions.PermissionDenied("Only an owner makes and unmakes owners.")
+
+
+class Invitations(View):
+    needs = {"GET": SEE_PEOPLE, "POST": PEOPLE}
+
+    def get(self, request: Request) -> Response:
+        return page(request, Invitation.objects.filter(ended_at=None), invitation_out)
+
+    @extend_schema(request=InvitationIn)
+    def post(self, request: Request) -> Response:
+        asked = read(InvitationIn, request)
+        role = Role(asked["role"])
+        if role is Role.OWNER and not self.principal.may(Capability.MANAGE_OWNERS):
+            raise exceptions.PermissionDenied("Only an owner makes and unmakes owners.")
+        made = members.invite(actor=self.principal.actor, tenant=Tenant.objects.get(), email=asked["email"], role=role)
+        return Response({**invitation_out(made.invitation), "token": made.token}, status=201)
+
+
+class OneInvitation(View):
+    needs = {"DELETE": PEOPLE}
+
+    def delete(self, request: Request, invitation_id: UUID) -> Response:
+        found = get_object_or_404(Invitation, id=invitation_id)
+        members.take_back(actor=self.principal.actor, invitation_id=found.id)
+        return Response({"id": str(found.id), "object": "organization.invite.deleted", "deleted": True})
+
+
+class AuditLog(View):
+    """Newest first; ``after`` is the id of the last event seen."""
+
+    needs = {"GET": Capability.SEE_AUDIT}
+
+    def get(self, request: Request) -> Response:
+        events = AuditEvent.objects.order_by("-id")
+        after = request.query_params.get("after", "")
+        if after:
+            if not (after.isascii() and after.isdigit()):
+                raise exceptions.ValidationError({"after": ["must be the id of an event"]})
+            events = events.filter(id__lt=min(int(after), 2**63 - 1))
+        limit = limit_of(request)
+        return Response(listed([event_out(event) for event in events[: limit + 1]], limit))
+
+
+def project_out(row: Project) -> dict[str, Any]:
+    return {
+        "id": str(row.id),
+        "object": "organization.project",
+        "name": row.name,
+        "default_class": row.default_class,
+        "created_at": _seconds(row.created_at),
+        "status": "active",
+    }
+
+
+def key_out(row: ApiKey) -> dict[str, Any]:
+    return {
+        "id": str(row.id),
+        "object": "organization.project.api_key",
+        "name": row.name,
+        "project_id": str(row.project_id),
+        "redacted_value": f"sk_…_{row.public_id}_…{row.last4}",
+        "role": row.role or None,
+        "created_at": _seconds(row.created_at),
+        "created_by": row.created_by,
+        "expires_at": _seconds(row.expires_at),
+        "last_used_at": _seconds(row.last_used_at),
+        "rotated_at": _seconds(row.rotated_at),
+        "previous_secret_until": _seconds(row.previous_until),
+        "revoked_at": _seconds(row.revoked_at),
+    }
+
+
+def member_out(row: Membership) -> dict[str, Any]:
+    return {
+        "id": str(row.id),
+        "object": "organization.user",
+        "email": row.email,
+        "role": row.role,
+        "added_at": _seconds(row.created_at),
+    }
+
+
+def invitation_out(row: Invitation) -> dict[str, Any]:
+    return {
+        "id": str(row.id),
+        "object": "organization.invite",
+        "email": row.email,
+        "role": row.role,
+        "invited_by": row.invited_by,
+        "created_at": _seconds(row.created_at),
+        "expires_at": _seconds(row.expires_at),
+    }
+
+
+def event_out(row: AuditEvent) -> dict[str, Any]:
+    return {
+        "id": str(row.id),
+        "object": "organization.audit_log",
+        "type": f"{row.object_type}.{row.action}",
+        "effective_at": _seconds(row.at),
+        "object_id": row.object_id,
+        "actor": row.actor,
+        "reason": row.reason,
+        "request_id": row.request_id,
+        "before": row.before,
+        "after": row.after,
+    }
+
+
+def _seconds(moment: Any) -> int | None:
+    return None if moment is None else int(moment.timestamp())

@@ -1,0 +1,82 @@
+"""Who calls the management API: a management key, its tenant and its role. Refuses inference keys and sessions."""
+
+from __future__ import annotations
+
+import hmac
+from dataclasses import dataclass
+from uuid import UUID
+
+from django.utils import timezone
+from rest_framework.authentication import BaseAuthentication
+from rest_framework.exceptions import AuthenticationFailed, PermissionDenied
+from rest_framework.permissions import BasePermission
+from rest_framework.request import Request
+from rest_framework.views import APIView
+
+from gateway.auth import key_of_request
+from gateway.errors import Refusal
+from tenants import api_keys
+from tenants.models import ApiKey
+from tenants.roles import Capability, Role, may
+
+_WRONG_KEY = "Incorrect API key provided. The management API takes management keys, which the console makes."
+_NOBODY_SHA256 = "0" * 64
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """A management key that opened. Always: every change it makes is on record as ``actor``."""
+
+    tenant_id: UUID
+    key_id: UUID
+    actor: str
+    role: Role
+    is_authenticated: bool = True
+
+    def may(self, capability: Capability) -> bool:
+        return may(self.role, capability)
+
+
+class ManagementKey(BaseAuthentication):
+    """Always: an unknown key, a wrong secret and an inference key get the same words."""
+
+    def authenticate(self, request: Request) -> tuple[Principal, None]:
+        given = request.headers.get("Authorization")
+        headers = [] if given is None else [(b"authorization", given.encode("latin-1", "replace"))]
+        text = key_of_request(headers, request.META.get("QUERY_STRING", "").encode("latin-1", "replace"))
+        if isinstance(text, Refusal):
+            raise AuthenticationFailed(text.message)
+        return _principal(text), None
+
+    def authenticate_header(self, request: Request) -> str:
+        return "Bearer"
+
+
+def _principal(text: str) -> Principal:
+    try:
+        parsed = api_keys.parse(text)
+    except api_keys.MalformedKey as error:
+        raise AuthenticationFailed(_WRONG_KEY) from error
+    key = ApiKey.objects.select_related("tenant").filter(public_id=parsed.public_id).first()
+    digest, now = api_keys.digest(parsed.secret), timezone.now()
+    is_current = hmac.compare_digest(digest, key.secret_sha256 if key else _NOBODY_SHA256)
+    is_previous = hmac.compare_digest(digest, (key and key.previous_sha256) or _NOBODY_SHA256)
+    if key is None or not key.role or key.revoked_at is not None or not key.tenant.is_active:
+        raise AuthenticationFailed(_WRONG_KEY)
+    in_grace = is_previous and key.previous_until is not None and now < key.previous_until
+    if not (is_current or in_grace) or (key.expires_at is not None and key.expires_at <= now):
+        raise AuthenticationFailed(_WRONG_KEY)
+    return Principal(key.tenant_id, key.id, f"key:{key.name} {key.public_id}", Role(key.role))
+
+
+class NeedsCapability(BasePermission):
+    """A view names what each of its methods needs in ``needs``; a method that is not named there is refused."""
+
+    def has_permission(self, request: Request, view: APIView) -> bool:
+        method = "GET" if request.method == "HEAD" else request.method
+        capability = getattr(view, "needs", {}).get(method)
+        if capability is None:  # a method that the view does not have is answered 405, and OPTIONS shows nothing
+            return method not in view.allowed_methods or method == "OPTIONS"
+        if not request.user.may(capability):
+            raise PermissionDenied(f"The role {request.user.role.value} of this key may not {capability.value}.")
+        return True

@@ -1,0 +1,86 @@
+"""DRF's exceptions in the OpenAI error shape. One table of statuses; refuses to show a stack trace or HTML."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.exceptions import ObjectDoesNotExist
+from django.core.exceptions import ValidationError as ModelError
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from django.views import defaults
+from rest_framework import exceptions
+from rest_framework.response import Response
+from rest_framework.views import exception_handler
+
+_TYPES = {
+    401: ("authentication_error", "invalid_api_key"),
+    403: ("permission_error", "permission_denied"),
+    404: ("not_found_error", "not_found"),
+    405: ("invalid_request_error", "method_not_allowed"),
+    409: ("invalid_request_error", "conflict"),
+    415: ("invalid_request_error", "unsupported_media_type"),
+    429: ("rate_limit_error", "rate_limit_exceeded"),
+    500: ("server_error", "internal_error"),
+}
+_NOT_FOUND = "There is no such object."
+
+
+def error_body(status_code: int, message: str, param: str | None = None) -> dict[str, Any]:
+    """Always all four keys."""
+    error_type, code = _TYPES.get(status_code, ("invalid_request_error", "invalid_request"))
+    return {"error": {"message": message, "type": error_type, "param": param, "code": code}}
+
+
+def handle(error: Exception, context: dict[str, Any]) -> Response | None:
+    """DRF's EXCEPTION_HANDLER. What it does not know stays an exception: logged, and answered by ``internal``."""
+    if isinstance(error, Http404 | ObjectDoesNotExist):
+        return Response(error_body(404, _NOT_FOUND), status=404)
+    if isinstance(error, ModelError):
+        param, message = _first(error.message_dict if hasattr(error, "error_dict") else {None: error.messages})
+        return Response(error_body(400, message, param), status=400)
+    answer = exception_handler(error, context)
+    if answer is None:
+        return None
+    if isinstance(error, exceptions.ValidationError):
+        param, message = _first(error.detail)
+    else:
+        param, message = None, str(getattr(error, "detail", error))
+    answer.data = error_body(answer.status_code, message, param)
+    return answer
+
+
+def _first(detail: Any) -> tuple[str | None, str]:
+    """The first field that is wrong, and why."""
+    if isinstance(detail, dict):
+        name, inner = next(iter(detail.items()))
+        below, message = _first(inner)
+        if name in (None, "__all__", "non_field_errors"):
+            return below, message
+        return (f"{name}.{below}" if below else str(name)), message
+    if isinstance(detail, list | tuple):
+        return _first(detail[0])
+    return None, str(detail)
+
+
+def not_found(request: HttpRequest, path: str = "") -> JsonResponse:
+    """Any other path under the API."""
+    return JsonResponse(error_body(404, f"There is no {request.path[:200]} here."), status=404)
+
+
+def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
+    """Django's handler400: a wrong Host header, for one."""
+    if _is_api(request):
+        words = "The request cannot be read: check its Host header and its path."
+        return JsonResponse(error_body(400, words), status=400)
+    return defaults.bad_request(request, exception)
+
+
+def internal(request: HttpRequest) -> HttpResponse:
+    """Django's handler500."""
+    if _is_api(request):
+        return JsonResponse(error_body(500, "Something went wrong on our side."), status=500)
+    return defaults.server_error(request)
+
+
+def _is_api(request: HttpRequest) -> bool:
+    return request.path.startswith("/v1/")

@@ -1,0 +1,258 @@
+"""Usage, costs, exports and statements of one tenant, in OpenAI's organization-usage shape where it has one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from django.conf import settings
+from django.http import HttpResponse, StreamingHttpResponse
+from django.shortcuts import get_object_or_404
+from django.utils import timezone
+from rest_framework import exceptions
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from billing import documents
+from billing.models import Statement, UsageRequest
+from billing.usage import Bucket, Filter, Group, Sums, Width, buckets
+from gateway.management_api.views import View, limit_of, page
+from tenants.isolation import ALIAS, tenant
+from tenants.models import Tenant
+from tenants.roles import Capability
+
+WIDTHS = {"1m": Width.MINUTE, "1h": Width.HOUR, "1d": Width.DAY}
+DEFAULT_BUCKETS = {"1m": 60, "1h": 24, "1d": 7}
+GROUPS = {"project_id": Group.PROJECT, "api_key_id": Group.KEY, "model": Group.MODEL, "service_tier": Group.CLASS}
+TIERS = {"interactive": "priority", "default": "default", "batch": "flex"}
+_CLASSES = {tier: label for label, tier in TIERS.items()}
+EXPORTS = ("csv", "ndjson", "cloudevents")
+EXPORT_CHUNK = 1_000
+_FIRST, _LAST = datetime(2000, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
+
+
+class CompletionsUsage(View):
+    """``/v1/organization/usage/completions``: tokens and requests."""
+
+    needs = {"GET": Capability.SEE_USAGE}
+
+    def get(self, request: Request) -> Response:
+        return Response(_answer(request, self.principal.tenant_id, _usage_result))
+
+
+class Costs(View):
+    """``/v1/organization/costs``: money, by day unless asked otherwise."""
+
+    needs = {"GET": Capability.SEE_MONEY}
+
+    def get(self, request: Request) -> Response:
+        return Response(_answer(request, self.principal.tenant_id, _cost_result))
+
+
+class Export(View):
+    """``/v1/organization/usage/export``: every ended operation of a span, oldest first, streamed."""
+
+    needs = {"GET": Capability.SEE_MONEY}
+
+    def get(self, request: Request) -> Any:
+        shape = request.query_params.get("format", "csv")
+        if shape not in EXPORTS:
+            raise _wrong("format", f"must be one of {', '.join(EXPORTS)}")
+        starts_at, ends_at = _span(request, timezone.now(), timedelta(days=1))
+        lines = _lines(shape, self.principal.tenant_id, starts_at, ends_at)
+        content_type = "text/csv; charset=utf-8" if shape == "csv" else "application/x-ndjson"
+        return StreamingHttpResponse(lines, content_type=content_type)
+
+
+class Statements(View):
+    needs = {"GET": Capability.SEE_MONEY}
+
+    def get(self, request: Request) -> Response:
+        return page(request, Statement.objects.all(), statement_out, moment="day")
+
+
+class OneStatement(View):
+    """As JSON; ``?format=csv`` and ``?format=pdf`` are files."""
+
+    needs = {"GET": Capability.SEE_MONEY}
+
+    def get(self, request: Request, statement_id: UUID) -> Any:
+        found = get_object_or_404(Statement, id=statement_id)
+        match request.query_params.get("format", "json"):
+            case "json":
+                return Response({**statement_out(found), "lines": found.lines, "corrections": found.corrections})
+            case "csv":
+                return HttpResponse(documents.statement_csv(found), content_type="text/csv; charset=utf-8")
+            case "pdf":
+                name = Tenant.objects.get().name
+                return HttpResponse(documents.statement_pdf(found, tenant_name=name), content_type="application/pdf")
+            case _:
+                raise _wrong("format", "must be json, csv or pdf")
+
+    def perform_content_negotiation(self, request: Request, force: bool = False) -> Any:
+        return super().perform_content_negotiation(request, force=True)  # ``format`` is ours, not DRF's
+
+
+def _answer(request: Request, tenant_id: UUID, result: Callable[[Sums], dict[str, Any]]) -> dict[str, Any]:
+    asked = request.query_params
+    name = asked.get("bucket_width", "1d")
+    width = WIDTHS.get(name)
+    if width is None:
+        raise _wrong("bucket_width", f"must be one of {', '.join(WIDTHS)}")
+    starts_at, ends_at = _span(request, timezone.now(), None)
+    limit = limit_of(request, DEFAULT_BUCKETS[name], width.most)
+    first = _page_start(asked.get("page"), width) or width.begin(starts_at)
+    last = min(ends_at, first + limit * width.length)
+    found = buckets(
+        tenant_id=tenant_id,
+        starts_at=first,
+        ends_at=last,
+        width=width,
+        groups=_groups(request),
+        only=_filter(request),
+        using=ALIAS,
+    )
+    has_more = last < ends_at
+    return {
+        "object": "page",
+        "data": [_bucket(one, result) for one in found],
+        "has_more": has_more,
+        "next_page": f"page_{int(last.timestamp())}" if has_more else None,
+    }
+
+
+def _bucket(bucket: Bucket, result: Callable[[Sums], dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "object": "bucket",
+        "start_time": int(bucket.starts_at.timestamp()),
+        "end_time": int(bucket.ends_at.timestamp()),
+        "results": [result(sums) for sums in bucket.sums],
+    }
+
+
+def _usage_result(sums: Sums) -> dict[str, Any]:
+    return {
+        "object": "organization.usage.completions.result",
+        "input_tokens": sums.prompt_tokens,
+        "output_tokens": sums.output_tokens,
+        "input_cached_tokens": sums.cached_tokens,
+        "input_audio_tokens": 0,
+        "output_audio_tokens": 0,
+        "num_model_requests": sums.num_requests,
+        "user_id": None,
+        "batch": None,
+        **_grouped(sums),
+    }
+
+
+def _cost_result(sums: Sums) -> dict[str, Any]:
+    """``amount.value`` is a decimal number of whole units; ``cost_micros`` is what the ledger holds."""
+    return {
+        "object": "organization.costs.result",
+        "amount": {"value": sums.cost_micros / 1_000_000, "currency": settings.RUBATO_CURRENCY},
+        "cost_micros": sums.cost_micros,
+        "line_item": None,
+        **_grouped(sums),
+    }
+
+
+def _grouped(sums: Sums) -> dict[str, Any]:
+    values = {name: sums.group.get(group.value) for name, group in GROUPS.items()}
+    label = values["service_tier"]
+    values["service_tier"] = None if label is None else TIERS[str(label)]
+    return {name: None if value is None else str(value) for name, value in values.items()}
+
+
+def _span(request: Request, now: datetime, default: timedelta | None) -> tuple[datetime, datetime]:
+    """[start_time, end_time) in Unix seconds; ``start_time`` is needed where there is no default length."""
+    ends_at = _moment(request, "end_time") or now
+    starts_at = _moment(request, "start_time") or (ends_at - default if default else None)
+    if starts_at is None:
+        raise _wrong("start_time", "is needed: Unix seconds of the first bucket")
+    if starts_at >= ends_at:
+        raise _wrong("start_time", "must lie before end_time")
+    return starts_at, ends_at
+
+
+def _moment(request: Request, name: str) -> datetime | None:
+    text = request.query_params.get(name)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= 11):
+        raise _wrong(name, "must be a moment in Unix seconds")
+    return min(max(datetime.fromtimestamp(int(text), UTC), _FIRST), _LAST)
+
+
+def _page_start(text: str | None, width: Width) -> datetime | None:
+    if text is None:
+        return None
+    seconds = text.removeprefix("page_")
+    if not (text.startswith("page_") and seconds.isascii() and seconds.isdigit() and len(seconds) <= 11):
+        raise _wrong("page", "must be a next_page of an answer before")
+    return width.begin(min(max(datetime.fromtimestamp(int(seconds), UTC), _FIRST), _LAST))
+
+
+def _groups(request: Request) -> list[Group]:
+    names = _listed(request, "group_by")
+    if unknown := [name for name in names if name not in GROUPS]:
+        raise _wrong("group_by", f"{unknown[0][:64]!r} is not known; known are {', '.join(GROUPS)}")
+    return [group for name, group in GROUPS.items() if name in names]
+
+
+def _filter(request: Request) -> Filter:
+    tiers = _listed(request, "service_tiers")
+    if unknown := [tier for tier in tiers if tier not in _CLASSES]:
+        raise _wrong("service_tiers", f"{unknown[0][:64]!r} is not known; known are {', '.join(_CLASSES)}")
+    return Filter(
+        project_ids=_ids(request, "project_ids"),
+        key_ids=_ids(request, "api_key_ids"),
+        models=_listed(request, "models"),
+        classes=[_CLASSES[tier] for tier in tiers],
+    )
+
+
+def _ids(request: Request, name: str) -> list[UUID]:
+    try:
+        return [UUID(text) for text in _listed(request, name)]
+    except ValueError as error:
+        raise _wrong(name, "must be ids of ours") from error
+
+
+def _listed(request: Request, name: str) -> list[str]:
+    """``name=a&name=b`` and ``name[]=a``: clients write both."""
+    return [*request.query_params.getlist(name), *request.query_params.getlist(f"{name}[]")]
+
+
+def _lines(shape: str, tenant_id: UUID, starts_at: datetime, ends_at: datetime) -> Iterator[str]:
+    """Runs while the answer is sent: stands in the tenant by itself."""
+    with tenant(tenant_id):
+        ended = UsageRequest.objects.filter(tenant_id=tenant_id, ended_at__gte=starts_at, ended_at__lt=ends_at)
+        rows = ended.order_by("ended_at", "id").iterator(chunk_size=EXPORT_CHUNK)
+        if shape == "csv":
+            yield from documents.usage_csv(rows)
+        elif shape == "ndjson":
+            yield from documents.usage_ndjson(rows)
+        else:
+            yield from documents.usage_cloudevents(rows, source=settings.RUBATO_EVENT_SOURCE)
+
+
+def statement_out(row: Statement) -> dict[str, Any]:
+    return {
+        "id": str(row.id),
+        "object": "organization.statement",
+        "day": row.day.isoformat(),
+        "timezone": row.zone,
+        "starts_at": int(row.starts_at.timestamp()),
+        "ends_at": int(row.ends_at.timestamp()),
+        "charged_micros": row.charged_micros,
+        "adjusted_micros": row.adjusted_micros,
+        "credited_micros": row.credited_micros,
+        "total_micros": row.total_micros,
+        "currency": settings.RUBATO_CURRENCY,
+    }
+
+
+def _wrong(name: str, words: str) -> exceptions.ValidationError:
+    return exceptions.ValidationError({name: [words]})

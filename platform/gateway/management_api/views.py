@@ -1,0 +1,101 @@
+"""The base of every management view: behind the tenant's wall, signed, with the request id on the trail."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import Any, ClassVar
+from uuid import UUID
+
+from django.core.exceptions import ObjectDoesNotExist
+from django.db.models import Q, QuerySet
+from rest_framework import exceptions
+from rest_framework.parsers import JSONParser
+from rest_framework.renderers import JSONRenderer
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from gateway.management_api.authentication import ManagementKey, NeedsCapability, Principal
+from tenants import audit
+from tenants.isolation import tenant
+from tenants.roles import Capability
+
+MOST = 100
+_REASON = "X-Audit-Reason"
+
+
+class View(APIView):
+    """Always: a handler runs inside its tenant's wall and one transaction; foreign ids do not exist there."""
+
+    authentication_classes = (ManagementKey,)
+    permission_classes = (NeedsCapability,)
+    parser_classes = (JSONParser,)
+    renderer_classes = (JSONRenderer,)
+    needs: ClassVar[dict[str, Capability]] = {}
+
+    def dispatch(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        self.request_id = f"req_{uuid.uuid4().hex}"
+        answer = super().dispatch(request, *args, **kwargs)
+        answer["x-request-id"] = self.request_id
+        return answer
+
+    def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        super().initial(request, *args, **kwargs)
+        handler = getattr(self, request.method.lower(), None) if request.method else None
+        if handler is not None:
+            setattr(self, request.method.lower(), self._walled(handler))
+
+    def _walled(self, handler: Callable[..., Response]) -> Callable[..., Response]:
+        def inside(request: Request, *args: Any, **kwargs: Any) -> Response:
+            reason = request.headers.get(_REASON, "")[:1_000]
+            with tenant(self.principal.tenant_id), audit.request(self.request_id, reason):
+                return handler(request, *args, **kwargs)
+
+        return inside
+
+    @property
+    def principal(self) -> Principal:
+        user: Any = self.request.user
+        assert isinstance(user, Principal)
+        return user
+
+
+def page(
+    request: Request, rows: QuerySet[Any], render: Callable[[Any], dict[str, Any]], moment: str = "created_at"
+) -> Response:
+    """A page in OpenAI's list shape, newest first. ``limit`` is 1 to 100 (20), ``after`` the last id seen."""
+    limit, after = limit_of(request), request.query_params.get("after")
+    if after:
+        last = _row(rows, after)
+        older = {f"{moment}__lt": getattr(last, moment)}
+        as_old = {moment: getattr(last, moment), "pk__lt": last.pk}
+        rows = rows.filter(Q(**older) | Q(**as_old))
+    found = list(rows.order_by(f"-{moment}", "-pk")[: limit + 1])
+    return Response(listed([render(row) for row in found], limit))
+
+
+def listed(found: list[dict[str, Any]], limit: int) -> dict[str, Any]:
+    """OpenAI's list shape over rows of which one too many was read, where there are more."""
+    shown = found[:limit]
+    return {
+        "object": "list",
+        "data": shown,
+        "first_id": shown[0]["id"] if shown else None,
+        "last_id": shown[-1]["id"] if shown else None,
+        "has_more": len(found) > limit,
+    }
+
+
+def _row(rows: QuerySet[Any], after: str) -> Any:
+    try:
+        return rows.get(pk=UUID(after))
+    except (ValueError, ObjectDoesNotExist) as error:
+        raise exceptions.ValidationError({"after": ["is no id of this list"]}) from error
+
+
+def limit_of(request: Request, default: int = 20, most: int = MOST) -> int:
+    text = request.query_params.get("limit", str(default))
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= most):
+        raise exceptions.ValidationError({"limit": [f"must be a whole number from 1 to {most}"]})
+    return int(text)

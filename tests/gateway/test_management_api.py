@@ -1,0 +1,357 @@
+"""The management API: a key with a role, its own tenant and nothing else, errors in the OpenAI shape."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import uuid
+from datetime import timedelta
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+from django.utils import timezone
+
+from billing import ledger, statements
+from billing import services as billing_services
+from billing.messages import Reservation, Settlement
+from billing.models import Statement
+from billing.pricing import Terminal, TokenCounts, TokenPrices
+from tenants import members, services
+from tenants.models import ApiKey, AuditEvent, Invitation, Membership, Project
+from tenants.roles import Capability, Role, may
+
+ROOT = "/v1/organization"
+PRICES = {("m", "default"): TokenPrices(prompt=1_000_000, cached=1_000_000, output=2_000_000)}
+ROUTES = [
+    ("GET", "projects", Capability.SEE_USAGE),
+    ("POST", "projects", Capability.MANAGE_PROJECTS),
+    ("GET", "projects/{project}", Capability.SEE_USAGE),
+    ("POST", "projects/{project}", Capability.MANAGE_PROJECTS),
+    ("GET", "projects/{project}/api_keys", Capability.SEE_USAGE),
+    ("POST", "projects/{project}/api_keys", Capability.MANAGE_KEYS),
+    ("GET", "api_keys/{key}", Capability.SEE_USAGE),
+    ("DELETE", "api_keys/{key}", Capability.MANAGE_KEYS),
+    ("POST", "api_keys/{key}/rotate", Capability.MANAGE_KEYS),
+    ("GET", "users", Capability.SEE_MEMBERS),
+    ("GET", "users/{member}", Capability.SEE_MEMBERS),
+    ("POST", "users/{member}", Capability.MANAGE_MEMBERS),
+    ("DELETE", "users/{member}", Capability.MANAGE_MEMBERS),
+    ("GET", "invites", Capability.SEE_MEMBERS),
+    ("POST", "invites", Capability.MANAGE_MEMBERS),
+    ("DELETE", "invites/{invite}", Capability.MANAGE_MEMBERS),
+    ("GET", "audit_logs", Capability.SEE_AUDIT),
+    ("GET", "usage/completions?start_time=1", Capability.SEE_USAGE),
+    ("GET", "usage/export", Capability.SEE_MONEY),
+    ("GET", "costs?start_time=1", Capability.SEE_MONEY),
+    ("GET", "statements", Capability.SEE_MONEY),
+    ("GET", "statements/{statement}", Capability.SEE_MONEY),
+]
+NAMED = [(method, route) for method, route, _ in ROUTES if "{" in route]
+
+
+class House:
+    """One tenant with one of everything, and a management key of each role."""
+
+    def __init__(self, slug: str, price_version: int) -> None:
+        self.price_version = price_version
+        self.tenant = services.create_tenant(actor="tests", slug=slug, name=slug.title())
+        self.project = services.create_project(actor="tests", tenant=self.tenant, name="main")
+        self.key = services.issue_key(actor="tests", project=self.project, name="app", env="test")
+        user = User.objects.create_user(f"{slug}-ann", f"ann@{slug}.example", "x")
+        self.member = members.add_member(
+            actor="tests", tenant=self.tenant, user=user, email=user.email, role=Role.DEVELOPER
+        )
+        offer = members.invite(actor="tests", tenant=self.tenant, email=f"bob@{slug}.example", role=Role.AUDITOR)
+        self.invite = offer.invitation
+        self.spend()
+        close_at = timezone.now() + timedelta(days=2)
+        (self.statement,) = [one for one in statements.close_due_days(close_at) if one.tenant_id == self.tenant.id]
+        self._keys: dict[Role, str] = {}
+
+    def spend(self) -> None:
+        """3 prompt and 2 output tokens: 7 micro-units."""
+        same = {
+            "operation_id": uuid.uuid4(),
+            "tenant_id": self.tenant.id,
+            "project_id": self.project.id,
+            "key_id": self.key.key.id,
+            "priority_class": "default",
+            "model": "m",
+            "policy_version": 1,
+            "price_version": self.price_version,
+        }
+        reserve = Reservation(source="rest", money_micros=99, reserved_tokens=9, window_id="2026-11", **same)
+        usage = Settlement(attempt=1, counts=TokenCounts(3, 0, 2), terminal=Terminal.COMPLETED, **same)
+        ledger.apply([reserve, usage])
+
+    def management_key(self, role: Role) -> str:
+        if role not in self._keys:
+            issued = services.issue_key(actor="tests", project=self.project, name=role, env="test", role=role)
+            self._keys[role] = issued.text
+        return self._keys[role]
+
+    def ids(self) -> dict[str, str]:
+        objects = {
+            "project": self.project,
+            "key": self.key.key,
+            "member": self.member,
+            "invite": self.invite,
+            "statement": self.statement,
+        }
+        return {name: str(one.pk) for name, one in objects.items()}
+
+
+@pytest.fixture
+def houses(transactional_db: None) -> dict[str, House]:
+    version = billing_services.set_prices(actor="tests", prices=PRICES).version
+    return {slug: House(slug, version) for slug in ("aurora", "stranger")}
+
+
+@pytest.fixture
+def aurora(houses: dict[str, House]) -> House:
+    return houses["aurora"]
+
+
+def call(text: str | None, method: str, route: str, body: Any = None) -> Any:
+    headers = {} if text is None else {"Authorization": f"Bearer {text}"}
+    content = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
+    return Client().generic(method, f"{ROOT}/{route}", content, "application/json", headers=headers)
+
+
+def error(answer: Any) -> dict[str, Any]:
+    found: dict[str, Any] = answer.json()["error"]
+    assert set(found) == {"message", "type", "param", "code"}
+    return found
+
+
+def as_owner(house: House, method: str, route: str, body: Any = None) -> Any:
+    return call(house.management_key(Role.OWNER), method, route, body)
+
+
+def test_each_route_is_open_to_the_roles_that_hold_its_capability_and_to_no_other(aurora: House) -> None:
+    for method, route, capability in ROUTES:
+        for role in Role:
+            status = call(
+                aurora.management_key(role), method, route.format(**aurora.ids()), {"nonsense": 1}
+            ).status_code
+            expected = {200, 400} if may(role, capability) else {403}
+            assert status in expected, (method, route, role, status)
+            if method == "DELETE":
+                break  # the object is gone: the roles that may not come first are tried below
+
+
+def test_who_may_not_delete_is_refused_and_nothing_is_gone(aurora: House) -> None:
+    for method, route, capability in ROUTES:
+        refused = [role for role in Role if not may(role, capability)] if method == "DELETE" else []
+        for role in refused:
+            assert call(aurora.management_key(role), method, route.format(**aurora.ids())).status_code == 403
+    assert ApiKey.objects.get(id=aurora.key.key.id).revoked_at is None
+    assert Membership.objects.filter(id=aurora.member.id).exists()
+    assert Invitation.objects.get(id=aurora.invite.id).ended_at is None
+
+
+@pytest.mark.parametrize(("method", "route"), NAMED)
+def test_another_tenants_object_answers_like_one_that_does_not_exist(  # P47, P49
+    houses: dict[str, House], method: str, route: str
+) -> None:
+    bodies = {"projects/{project}/api_keys": {"name": "x"}, "users/{member}": {"role": "admin"}}
+    body = bodies.get(route, {"name": "x"} if route == "projects/{project}" else {}) if method == "POST" else None
+    foreign = as_owner(houses["aurora"], method, route.format(**houses["stranger"].ids()), body)
+    nobody = {name: str(uuid.uuid4()) for name in houses["aurora"].ids()}
+    unknown = as_owner(houses["aurora"], method, route.format(**nobody), body)
+    assert (foreign.status_code, unknown.status_code) == (404, 404)
+    assert foreign.content == unknown.content
+
+
+def test_no_list_shows_anything_of_another_tenant(houses: dict[str, House]) -> None:
+    foreign = houses["stranger"]
+    for route in ("projects", "users", "invites", "statements", "audit_logs?limit=100", "usage/export"):
+        answer = as_owner(houses["aurora"], "GET", route)
+        text = b"".join(answer) if answer.streaming else answer.content
+        assert b"stranger" not in text.lower()
+        assert not [name for name, one in foreign.ids().items() if one.encode() in text]
+
+
+@pytest.mark.parametrize("which", ["none", "inference", "mistyped", "revoked", "unknown", "expired"])
+def test_what_is_no_management_key_in_force_opens_nothing(aurora: House, which: str) -> None:
+    text = aurora.management_key(Role.OWNER)
+    key = ApiKey.objects.get(role="owner")
+    if which == "revoked":
+        services.revoke_key(actor="tests", key_id=key.id)
+    elif which == "expired":
+        ApiKey.objects.filter(id=key.id).update(expires_at=timezone.now())
+    elif which == "unknown":
+        ApiKey.objects.filter(id=key.id).update(public_id="0" * 12)
+    given = {"none": None, "inference": aurora.key.text, "mistyped": text[:-1] + "!"}.get(which, text)
+    answer = call(given, "GET", "projects")
+    assert (answer.status_code, error(answer)["code"], answer["WWW-Authenticate"]) == (401, "invalid_api_key", "Bearer")
+
+
+def test_a_key_in_the_query_string_is_refused(aurora: House) -> None:  # P70
+    answer = call(aurora.management_key(Role.OWNER), "GET", "projects?api_key=x")
+    assert (answer.status_code, "never in the URL" in error(answer)["message"]) == (401, True)
+
+
+def test_a_key_is_made_shown_once_rotated_and_revoked(aurora: House) -> None:
+    made = as_owner(aurora, "POST", f"projects/{aurora.project.pk}/api_keys", {"name": "ci"}).json()
+    assert made["value"].startswith("sk_")
+    shown = as_owner(aurora, "GET", f"api_keys/{made['id']}").json()
+    assert "value" not in shown
+    rotated = as_owner(aurora, "POST", f"api_keys/{made['id']}/rotate", {"grace_seconds": 60}).json()
+    assert rotated["value"] != made["value"]
+    assert rotated["previous_secret_until"] is not None
+    assert as_owner(aurora, "DELETE", f"api_keys/{made['id']}").json()["deleted"] is True
+    assert as_owner(aurora, "GET", f"api_keys/{made['id']}").json()["revoked_at"] is not None
+
+
+def test_a_key_never_makes_a_key_that_may_do_more(aurora: House) -> None:
+    route = f"projects/{aurora.project.pk}/api_keys"
+    answer = call(aurora.management_key(Role.DEVELOPER), "POST", route, {"name": "x", "role": "owner"})
+    assert answer.status_code == 403
+    assert as_owner(aurora, "POST", route, {"name": "x", "role": "auditor"}).json()["role"] == "auditor"
+
+
+def test_only_an_owner_makes_owners(aurora: House) -> None:
+    admin = aurora.management_key(Role.ADMIN)
+    assert call(admin, "POST", f"users/{aurora.member.pk}", {"role": "owner"}).status_code == 403
+    assert call(admin, "POST", "invites", {"email": "x@aurora.example", "role": "owner"}).status_code == 403
+    assert as_owner(aurora, "POST", f"users/{aurora.member.pk}", {"role": "owner"}).json()["role"] == "owner"
+    assert call(admin, "DELETE", f"users/{aurora.member.pk}").status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("method", "route", "body", "param"),
+    [
+        ("POST", "projects", {}, "name"),
+        ("POST", "projects", {"name": "x", "default_class": "urgent"}, "default_class"),
+        ("POST", "projects", {"name": "x", "tenant_id": "y"}, "tenant_id"),
+        ("POST", "projects", {"name": "main"}, None),
+        ("POST", "projects", [], None),
+        ("POST", "invites", {"email": "nobody", "role": "admin"}, "email"),
+        ("POST", "invites", {"email": "x@y.example", "role": "king"}, "role"),
+        ("POST", "api_keys/{key}/rotate", {"grace_seconds": -1}, "grace_seconds"),
+        ("GET", "projects?limit=0", None, "limit"),
+        ("GET", "projects?after=nonsense", None, "after"),
+        ("GET", "audit_logs?after=x", None, "after"),
+        ("GET", "usage/completions", None, "start_time"),
+        ("GET", "usage/completions?start_time=x", None, "start_time"),
+        ("GET", "usage/completions?start_time=9999999999&end_time=1", None, "start_time"),
+        ("GET", "usage/completions?start_time=1&bucket_width=1w", None, "bucket_width"),
+        ("GET", "usage/completions?start_time=1&bucket_width=1h&limit=169", None, "limit"),
+        ("GET", "usage/completions?start_time=1&group_by[]=weather", None, "group_by"),
+        ("GET", "usage/completions?start_time=1&project_ids=1", None, "project_ids"),
+        ("GET", "usage/completions?start_time=1&page=7", None, "page"),
+        ("GET", "usage/export?format=xml", None, "format"),
+        ("GET", "statements/{statement}?format=doc", None, "format"),
+    ],
+)
+def test_bad_input_is_refused_by_name(aurora: House, method: str, route: str, body: Any, param: str | None) -> None:
+    before = AuditEvent.objects.count()
+    answer = as_owner(aurora, method, route.format(**aurora.ids()), body)
+    assert (answer.status_code, error(answer)["param"]) == (400, param)
+    assert AuditEvent.objects.count() - before <= 1  # the owner's key itself
+
+
+@pytest.mark.parametrize(
+    ("method", "route", "body", "status"),
+    [
+        ("GET", "nonsense", None, 404),
+        ("GET", "projects/nonsense", None, 404),
+        ("PUT", "projects", {}, 405),
+        ("POST", "projects", b"{", 400),
+        ("POST", "projects", b"\xff\xfe", 400),
+    ],
+)
+def test_every_failure_is_json(aurora: House, method: str, route: str, body: Any, status: int) -> None:
+    answer = as_owner(aurora, method, route, body)
+    assert answer.status_code == status
+    error(answer)
+
+
+def test_a_form_is_no_json(aurora: House) -> None:
+    answer = Client().post(
+        f"{ROOT}/projects", {"name": "x"}, headers={"Authorization": f"Bearer {aurora.management_key(Role.OWNER)}"}
+    )
+    assert (answer.status_code, error(answer)["code"]) == (415, "unsupported_media_type")
+
+
+def test_pages_follow_each_other_without_gap_or_repeat(aurora: House) -> None:
+    for number in range(4):
+        services.create_project(actor="tests", tenant=aurora.tenant, name=f"p{number}")
+    seen: list[str] = []
+    after = ""
+    while True:
+        found = as_owner(aurora, "GET", f"projects?limit=2&after={after}" if after else "projects?limit=2").json()
+        seen += [one["id"] for one in found["data"]]
+        if not found["has_more"]:
+            break
+        after = found["last_id"]
+    assert seen == [str(one.id) for one in Project.objects.filter(tenant=aurora.tenant).order_by("-created_at", "-pk")]
+
+
+def test_a_change_is_on_the_trail_with_its_key_request_and_reason(aurora: House) -> None:
+    text = aurora.management_key(Role.OWNER)
+    headers = {"Authorization": f"Bearer {text}", "X-Audit-Reason": "new team"}
+    body = {"name": "web"}
+    answer = Client().post(f"{ROOT}/projects", body, content_type="application/json", headers=headers)
+    (event,) = [one for one in as_owner(aurora, "GET", "audit_logs").json()["data"] if one["type"] == "project.insert"][
+        :1
+    ]
+    assert event["object_id"] == answer.json()["id"]
+    assert event["actor"].startswith("key:owner ")
+    assert (event["reason"], event["request_id"]) == ("new team", answer["x-request-id"])
+
+
+def test_usage_and_costs_say_what_the_ledger_says(aurora: House) -> None:
+    start = int((timezone.now() - timedelta(hours=2)).timestamp())
+    route = f"?start_time={start}&bucket_width=1h&group_by[]=project_id&group_by=service_tier"
+    used = as_owner(aurora, "GET", f"usage/completions{route}").json()
+    (result,) = [one for bucket in used["data"] for one in bucket["results"]]
+    assert (result["input_tokens"], result["output_tokens"], result["num_model_requests"]) == (3, 2, 1)
+    assert (result["project_id"], result["service_tier"], result["model"]) == (str(aurora.project.id), "default", None)
+    paid = as_owner(aurora, "GET", f"costs{route}").json()
+    (cost,) = [one for bucket in paid["data"] for one in bucket["results"]]
+    assert (cost["cost_micros"], cost["amount"]["value"]) == (7, 0.000007)
+
+
+def test_a_long_span_comes_in_pages_that_meet(aurora: House) -> None:
+    end = int(timezone.now().timestamp())
+    route = f"usage/completions?start_time={end - 10 * 86_400}&end_time={end}&limit=4"
+    edges: list[tuple[int, int]] = []
+    found = as_owner(aurora, "GET", route).json()
+    while True:
+        edges += [(bucket["start_time"], bucket["end_time"]) for bucket in found["data"]]
+        if not found["has_more"]:
+            break
+        found = as_owner(aurora, "GET", f"{route}&page={found['next_page']}").json()
+    assert all(before[1] == after[0] for before, after in pairwise(edges))
+    assert edges[0][0] <= end - 10 * 86_400 < end <= edges[-1][1]
+
+
+def test_an_export_holds_every_operation_of_the_span(aurora: House) -> None:
+    aurora.spend()
+    answer = as_owner(aurora, "GET", "usage/export?format=csv")
+    rows = list(csv.DictReader(io.StringIO(b"".join(answer).decode())))
+    assert [int(row["cost_micros"]) for row in rows] == [7, 7]
+    events = [
+        json.loads(line) for line in b"".join(as_owner(aurora, "GET", "usage/export?format=cloudevents")).splitlines()
+    ]
+    assert {event["subject"] for event in events} == {str(aurora.tenant.id)}
+
+
+@pytest.mark.parametrize(("kind", "start"), [("csv", b"day,"), ("pdf", b"%PDF-"), ("json", b"{")])
+def test_a_statement_comes_in_three_shapes(aurora: House, kind: str, start: bytes) -> None:
+    answer = as_owner(aurora, "GET", f"statements/{aurora.statement.id}?format={kind}")
+    assert answer.content.startswith(start)
+    assert Statement.objects.get(id=aurora.statement.id).total_micros == 7
+
+
+def test_the_schema_describes_every_route_and_needs_no_key(db: None) -> None:
+    schema = Client().get(f"{ROOT}/schema").json()
+    described = {(method.upper(), path) for path, methods in schema["paths"].items() for method in methods}
+    routes = {(method, route.split("?")[0].replace("{", "").replace("}", "")) for method, route, _ in ROUTES}
+    assert len(described) >= len(routes)
