@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -201,3 +202,19 @@ async def test_keys_that_opened_are_told_once_and_refused_ones_never() -> None:
     for text in (NEW.text, NEW.text, api_keys.make("test").text):
         await keys.authenticate(text)
     assert (keys.take_used(), keys.take_used()) == (["key-1"], [])
+
+
+async def test_who_still_sends_the_old_secret_is_told_when_it_ends(world: Any) -> None:  # P43
+    old = world.shelf.issue("aurora")
+    public_id = api_keys.parse(old).public_id
+    stored, new = world.shelf.stored[public_id], api_keys.make("test", public_id)
+    world.shelf.stored[public_id] = replace(
+        stored,
+        secret_sha256=new.secret_sha256,
+        previous_sha256=stored.secret_sha256,
+        previous_until_s=4_102_444_800.0,
+    )
+    world.keys.update(old=old, new=new.text)
+    headers = {which: (await world.client(which).models.with_raw_response.list()).headers for which in ("old", "new")}
+    assert headers["old"]["sunset"] == "Fri, 01 Jan 2100 00:00:00 GMT"
+    assert "sunset" not in headers["new"]

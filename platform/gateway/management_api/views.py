@@ -42,9 +42,10 @@ class View(APIView):
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
         super().initial(request, *args, **kwargs)
-        handler = getattr(self, request.method.lower(), None) if request.method else None
+        name = (request.method or "").lower()
+        handler = getattr(self, name, None)
         if handler is not None:
-            setattr(self, request.method.lower(), self._walled(handler))
+            setattr(self, name, self._walled(handler))
 
     def _walled(self, handler: Callable[..., Response]) -> Callable[..., Response]:
         def inside(request: Request, *args: Any, **kwargs: Any) -> Response:

@@ -81,4 +81,5 @@ async def _authenticate(exchange: Exchange, runtime: Runtime) -> Caller:
     caller = key if isinstance(key, Refusal) else await runtime.keys.authenticate(key)
     if isinstance(caller, Refusal):
         raise InvalidRequest(caller)
+    exchange.sunset_at_s = caller.sunset_at_s
     return caller

@@ -9,6 +9,7 @@ import asyncio
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
+from email.utils import formatdate
 from typing import Any
 
 from gateway.errors import Reason, Refusal, invalid
@@ -36,6 +37,7 @@ class Exchange:
         self.request_id = f"req_{uuid.uuid4().hex}"
         self.status: int | None = None
         self.priority_class: PriorityClass | None = None  # once it is known, for the counters
+        self.sunset_at_s: float | None = None  # when the caller's rotated secret stops opening
         self._body_is_read = False
         self._receive = receive
         self._send = send
@@ -126,9 +128,15 @@ class Exchange:
 
     async def start(self, status: int, headers: Mapping[str, str]) -> None:
         self.status = status
-        own = {"x-request-id": self.request_id, **headers}
+        own = {"x-request-id": self.request_id, **self._sunset(), **headers}
         encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in own.items()]
         await self._send({"type": "http.response.start", "status": status, "headers": encoded})
+
+    def _sunset(self) -> dict[str, str]:
+        """RFC 8594: the secret that was sent has been rotated away and stops opening then."""
+        if self.sunset_at_s is None:
+            return {}
+        return {"sunset": formatdate(self.sunset_at_s, usegmt=True)}
 
     async def write(self, body: bytes) -> None:
         await self._send({"type": "http.response.body", "body": body, "more_body": True})
