@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import heapq
 import json
+import math
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, deque
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,9 @@ class Night:
         self.until_us: int = asked["until_us"]
         self.arrivals: list[tuple[int, str, str, int, int, int]] = [tuple(each) for each in asked["arrivals"]]
         heapq.heapify(self.arrivals)
+        self.batch_in_flight: float = asked["batch_in_flight"] or math.inf  # the clients' own cap
+        self.held_back: deque[tuple[int, str, str, int, int, int]] = deque()
+        self.num_batch = 0
         self.scheduler = make_scheduler(
             model, asked["flags"], num_blocks=asked["num_blocks"] + 1, max_model_len=asked["max_model_len"]
         )  # one block is vLLM's own null block
@@ -143,11 +147,15 @@ class Night:
         self.preempted: Counter[str] = Counter()
 
     def run(self) -> dict[str, Any]:
-        while self.now_us < self.until_us and (self.arrivals or self.scheduler.requests):
+        while self.now_us < self.until_us and (self.arrivals or self.held_back or self.scheduler.requests):
             while self.arrivals and self.arrivals[0][0] <= self.now_us:
-                at_us, name, label, prompt, output, priority = heapq.heappop(self.arrivals)
-                self.class_of[name], self.arrived_us[name] = label, at_us
-                self.scheduler.add_request(request(name, prompt, output, priority, at_us))
+                arrival = heapq.heappop(self.arrivals)
+                if arrival[2] == "batch":
+                    self.held_back.append(arrival)
+                else:
+                    self._send(arrival)
+            while self.held_back and self.num_batch < self.batch_in_flight:
+                self._send(self.held_back.popleft())
             self._step()
         return {
             "classes": {
@@ -159,6 +167,12 @@ class Night:
             "preemptions": self.preempted.total(),
             "preempted_most": max(self.preempted.values(), default=0),
         }
+
+    def _send(self, arrival: tuple[int, str, str, int, int, int]) -> None:
+        at_us, name, label, prompt, output, priority = arrival
+        self.class_of[name], self.arrived_us[name] = label, at_us
+        self.num_batch += label == "batch"
+        self.scheduler.add_request(request(name, prompt, output, priority, at_us))
 
     def _step(self) -> None:
         decided = self.scheduler.schedule()
@@ -179,6 +193,7 @@ class Night:
             if tokens:
                 self._token(name)
         self.scheduler.update_from_output(decided, output)
+        self.num_batch -= sum(name not in requests and self.class_of[name] == "batch" for name in names)
 
     def _idle(self, decided: Any) -> None:
         """Nothing to compute: on to the next arrival. vLLM schedules nobody new in a step that preempted somebody."""

@@ -13,15 +13,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gpu_worker.config import positive
+from gpu_worker.config import ConfigError, positive, starting_policy
 from gpu_worker.simulated import DEVICES, DeviceProfile
 from gpu_worker.simulation.compare import Comparison, only, spread_table
+from gpu_worker.simulation.knobs import with_changes
 from gpu_worker.simulation.plots import PlotError, draw_all, prepare
 from gpu_worker.simulation.report import report, table
 from gpu_worker.simulation.run import Outcome, Simulation
 from gpu_worker.simulation.stories import STORIES, Story
 from gpu_worker.simulation.traces import TraceError, TraceFile, read_traces, story_of
 from gpu_worker.simulation.traffic import Arrival, Pace
+from scheduler_engine.errors import PolicyError
+from scheduler_engine.policy import PolicySnapshot
 
 _FIRST = "flood"
 
@@ -32,20 +35,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     device = DEVICES[found.device]
     try:
         name, story = _story(found, device)
+        policy = with_changes(starting_policy(found.policy, device.classes), found.set)
         if found.plot is not None:
             prepare(found.plot)
-    except (TraceError, PlotError) as error:
+    except (TraceError, PlotError, PolicyError, ConfigError) as error:
         sys.stderr.write(f"{error}\n")
         return 2
     if found.compare:
-        result = _compare(name, story, device, range(found.seed, found.seed + found.seeds))
+        result = _compare(name, story, device, policy, range(found.seed, found.seed + found.seeds))
     else:
         arrivals = story.tell(found.seed, Pace(device))
         if found.alone is not None:
             arrivals = only(arrivals, found.alone)
             if not arrivals:
                 parser.error(f"--alone: nobody in {name} has the class or tenant {found.alone!r}")
-        result = _tell(name, arrivals, device, found)
+        result = _tell(name, arrivals, device, policy, found)
     if found.json:
         sys.stdout.write(json.dumps(result) + "\n")
     return 0
@@ -66,6 +70,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--limit", type=positive, metavar="N", help="only the first N requests of each trace")
     parser.add_argument("--device", choices=sorted(DEVICES), default="h200-8b")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--policy", type=Path, metavar="FILE", help="a policy as JSON instead of the device's own")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="CLASS.FIELD=VALUE", help="change it, as all.fairness_gap_ms=500"
+    )
     parser.add_argument("--alone", metavar="NAME", help="only the requests of this class or tenant")
     parser.add_argument("--noise-percent", type=positive, default=0, metavar="N", help="step times vary by up to this")
     parser.add_argument(
@@ -117,11 +125,14 @@ def _story(found: argparse.Namespace, device: DeviceProfile) -> tuple[str, Story
     return "+".join(file.name for file in found.trace), story_of(trace)
 
 
-def _tell(name: str, arrivals: Sequence[Arrival], device: DeviceProfile, found: argparse.Namespace) -> dict[str, Any]:
+def _tell(
+    name: str, arrivals: Sequence[Arrival], device: DeviceProfile, policy: PolicySnapshot, found: argparse.Namespace
+) -> dict[str, Any]:
     """One run, its table and its files."""
     simulation = Simulation(
         device,
         arrivals,
+        policy=policy,
         noise_percent=found.noise_percent,
         seed=found.seed,
         with_viewer=found.trace_viewer is not None,
@@ -140,9 +151,11 @@ def _run(simulation: Simulation) -> Outcome:
     return simulation.run(show_progress=sys.stderr.isatty())
 
 
-def _compare(name: str, story: Story, device: DeviceProfile, seeds: Sequence[int]) -> dict[str, Any]:
+def _compare(
+    name: str, story: Story, device: DeviceProfile, policy: PolicySnapshot, seeds: Sequence[int]
+) -> dict[str, Any]:
     """Each seed beside its parts. The result is the first seed's, with ``comparison`` for all of them."""
-    compared = [Comparison(name, story, device, seed, _run) for seed in seeds]
+    compared = [Comparison(name, story, device, policy, seed, _run) for seed in seeds]
     figures = [each.figures() for each in compared]
     sys.stdout.write(table(compared[0].result) + "\n\n" + spread_table(figures) + "\n")
     comparison = {

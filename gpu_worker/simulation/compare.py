@@ -49,10 +49,17 @@ class Comparison:
     """A story with one seed on one device, and what it is compared with; the other runs are made by ``figures``."""
 
     def __init__(
-        self, name: str, story: Story, device: DeviceProfile, seed: int, run: Callable[[Simulation], Outcome]
+        self,
+        name: str,
+        story: Story,
+        device: DeviceProfile,
+        policy: PolicySnapshot,
+        seed: int,
+        run: Callable[[Simulation], Outcome],
     ) -> None:
         self.story = story
         self._device = device
+        self._policy = policy
         self._seed = seed
         self._pace = Pace(device)
         self._arrivals = self.story.tell(seed, self._pace)
@@ -61,7 +68,7 @@ class Comparison:
         self.result = report(self.whole, story=name, seed=seed)
 
     def _simulate(self, arrivals: Sequence[Arrival], policy: PolicySnapshot | None = None) -> Outcome:
-        return self._run(Simulation(self._device, arrivals, policy=policy, seed=self._seed))
+        return self._run(Simulation(self._device, arrivals, policy=policy or self._policy, seed=self._seed))
 
     def figures(self) -> list[Figure]:
         found = list(self._calm())
@@ -147,8 +154,8 @@ class Comparison:
         yield Figure("work a second from 10 s after it, share of before", _ratio(after, before), at_least=0.95)
 
     def _capacity_per_s(self) -> float:
-        classes = self._device.classes
-        patient = PolicySnapshot(version=0, classes=(replace(classes[0], max_queue_wait_ms=None), *classes[1:]))
+        first, second, third = self._policy.classes
+        patient = replace(self._policy, classes=(replace(first, max_queue_wait_ms=None), second, third))
         at_once = [
             Arrival(0, replace(each.submit, remaining_hard_deadline_us=None))
             for each in only(self._arrivals, INTERACTIVE.label)

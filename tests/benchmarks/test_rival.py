@@ -104,7 +104,7 @@ def test_a_lone_chat_takes_the_same_time_with_the_rival(monkeypatch: pytest.Monk
     batch = submit_of("b", "bulk", PriorityClass.BATCH, prompt_tokens=700, max_tokens=1)
     lonely = [Arrival(0, chat), Arrival(5_000_000, batch)]
     monkeypatch.setitem(STORIES, "lonely", Story(lambda seed, pace: lonely, (0, 10)))
-    monkeypatch.setattr(rivals, "SWEPT_FLAGS", ())
+    monkeypatch.setattr(rivals, "SWEPT", ())
     with running("vllm", Path(RIVAL_PYTHON or "")) as rival:
         rows = told_to_both(rival, "lonely", seed=1, window_s=10)
         assert quiet_steps(rival, running=4, waiting=4, steps=3, prompt=8)["step_ms_p50"]

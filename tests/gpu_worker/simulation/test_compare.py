@@ -12,7 +12,7 @@ from gpu_worker.simulation.compare import Comparison, Figure, only, spread_table
 from gpu_worker.simulation.run import Simulation
 from gpu_worker.simulation.stories import STORIES, Story, flood, overload, tenant_flood
 from gpu_worker.simulation.traffic import SECOND_US, Arrival, Pace
-from scheduler_engine.policy import PriorityClass
+from scheduler_engine.policy import PolicySnapshot, PriorityClass
 
 H200 = DEVICES["h200-8b"]
 
@@ -48,7 +48,10 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def values(story: str) -> dict[str, float | None]:
     return {
-        figure.name: figure.value for figure in Comparison(story, STORIES[story], H200, 1, Simulation.run).figures()
+        figure.name: figure.value
+        for figure in Comparison(
+            story, STORIES[story], H200, PolicySnapshot(version=0, classes=H200.classes), 1, Simulation.run
+        ).figures()
     }
 
 
