@@ -252,7 +252,7 @@ def rows_table(story: str, rows: Rows) -> str:
         lines.append("No setting tried by hand does our batch work.")
     else:
         lines.append(
-            f"At no less batch than ours the best tail of the settings tried by hand is {tuned[1]:.2f} times ours ({tuned[0]})."
+            f"At no less batch than ours the best tail tried by hand is {tuned[1]:.2f} times ours ({tuned[0]})."
         )
     return "\n".join(lines)
 
