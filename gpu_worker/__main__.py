@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from gpu_worker.clock import Clock, MonotonicClock
 from gpu_worker.config import MIB, ConfigError, WorkerConfig, parse, sized, starting_policy
-from gpu_worker.executor import Executor
+from gpu_worker.executor import DeviceLost, Executor
 from gpu_worker.grammars import GrammarCompiler
 from gpu_worker.loop import WorkerLoop
 from gpu_worker.outage import say
@@ -132,6 +132,10 @@ def _recorder(config: WorkerConfig, device: Device) -> Recorder | None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     config = parse(arguments)
+    if config.self_test:
+        from gpu_worker import self_test  # torch: only where a model is run
+
+        return self_test.run()
     clock = MonotonicClock()
     try:
         device = open_device(config, clock)
@@ -147,6 +151,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGUSR1, lambda number, frame: service.ask_dump())
     try:
         all_sent = service.run()
+    except DeviceLost as error:
+        say(f"gpu_worker: {error}; the worker ends, its requests are taken up elsewhere")
+        return 1
     finally:
         if recorder is not None:
             recorder.close()

@@ -36,6 +36,7 @@ class WorkerConfig:
     drain_limit_s: int
     record: Path | None
     record_mib: int
+    self_test: bool
 
 
 def parse(arguments: Sequence[str] | None = None) -> WorkerConfig:
@@ -54,6 +55,7 @@ def parse(arguments: Sequence[str] | None = None) -> WorkerConfig:
     parser.add_argument("--drain-limit", type=positive, default=20, metavar="SECONDS")
     parser.add_argument("--record", type=Path, metavar="DIR", help="write down all that the engine is told, for replay")
     parser.add_argument("--record-mib", type=positive, default=256, metavar="N", help="of the newest are kept (256)")
+    parser.add_argument("--self-test", action="store_true", help="check engine and kernels on this machine, and leave")
     found = parser.parse_args(arguments)
     return WorkerConfig(
         executor=found.executor,
@@ -69,6 +71,7 @@ def parse(arguments: Sequence[str] | None = None) -> WorkerConfig:
         drain_limit_s=found.drain_limit,
         record=found.record,
         record_mib=found.record_mib,
+        self_test=found.self_test,
     )
 
 

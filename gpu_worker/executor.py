@@ -27,6 +27,10 @@ class ExecutorShape:
     copies_in_order: bool
 
 
+class DeviceLost(Exception):
+    """The device answers nobody any more: the worker must end, so that its requests are taken up elsewhere."""
+
+
 class ConstraintError(Exception):
     """The grammar cannot say what may come next; its request must end."""
 
@@ -57,7 +61,10 @@ class Executor(Protocol):
     shape: ExecutorShape
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """swap_out, swap_in, then one forward. Blocks until done; ``duration_us`` is what it took."""
+        """swap_out, swap_in, then one forward. Blocks until done; ``duration_us`` is what it took.
+
+        Raises DeviceLost.
+        """
         ...
 
     def forget(self, request_id: RequestId) -> None:

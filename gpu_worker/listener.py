@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from gpu_worker.clock import Clock
-from gpu_worker.outage import Outage, say
+from gpu_worker.outage import Outage, say, stacks
 from wire.bus import BadEntry, BusError, Fenced, WorkerBus
 from wire.messages import LoadSnapshot, ToWorker
 
@@ -57,7 +57,7 @@ class Pulse:
 
 
 class Listener:
-    """Always: the heartbeat goes out every 250 ms, however long a step takes."""
+    """Always: the heartbeat goes out every 250 ms, however long a step takes; it is not ready while a step hangs."""
 
     def __init__(self, bus: WorkerBus, clock: Clock, pulse: Pulse, inbox: queue.SimpleQueue[Input]) -> None:
         self._bus = bus
@@ -94,15 +94,19 @@ class Listener:
         if now_us >= self._load_due_us:
             self._load_due_us = now_us + LOAD_INTERVAL_US
             age_us = max(0, now_us - self._pulse.last_step_at_us)
-            self._bus.publish_load(replace(self._pulse.load, last_step_age_us=age_us))
+            load = self._pulse.load
+            ready = load.ready and not self._is_hanging(now_us)
+            self._bus.publish_load(replace(load, last_step_age_us=age_us, ready=ready))
         if now_us >= self._gateways_due_us:
             self._gateways_due_us = now_us + GATEWAY_CHECK_INTERVAL_US
             self._inbox.put(LiveGateways(self._bus.live_gateways()))
 
+    def _is_hanging(self, now_us: int) -> bool:
+        started_at_us = self._pulse.step_started_at_us
+        return started_at_us is not None and now_us - started_at_us >= WATCHDOG_US
+
     def _watch_step(self) -> None:
         started_at_us = self._pulse.step_started_at_us
-        if started_at_us is None or started_at_us == self._reported_step_us:
-            return
-        if self._clock.now_us() - started_at_us >= WATCHDOG_US:
+        if started_at_us != self._reported_step_us and self._is_hanging(self._clock.now_us()):
             self._reported_step_us = started_at_us
-            say(f"a step has been running for {WATCHDOG_US // 1_000_000} s\n{self._pulse.dump()}")
+            say(f"a step has been running for {WATCHDOG_US // 1_000_000} s\n{self._pulse.dump()}\n{stacks()}")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.calibration import measure
-from gpu_worker.executor import ConstraintError, DrawRules, ExecutorShape
+from gpu_worker.executor import ConstraintError, DeviceLost, DrawRules, ExecutorShape
 from gpu_worker.kernels.layout import BLOCK_SIZE
 from gpu_worker.kv_cache import KvCache, bytes_per_block
 from gpu_worker.model_runner import ModelRunner, blocks_of
@@ -52,11 +52,14 @@ class ModelExecutor:
         self._sampler = Sampler(model.config.vocab_size)
         self._clock_ns = clock_ns
         self._stream_of: dict[RequestId, int] = {}
-        self._was_not_finite: set[RequestId] = set()
+        self._failed_before: set[RequestId] = set()
         self._grammars = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar")  # starts with its first mask
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """See ``Executor``. Never raises for what a row does; the clock covers copies, forward and sampling."""
+        """See ``Executor``. Never raises for what a row does; the clock covers copies, forward and sampling.
+
+        Raises DeviceLost when the device itself is at fault.
+        """
         started_ns = self._clock_ns()
         with torch.inference_mode():
             self._cache.swap_out(plan.swap_out)
@@ -79,7 +82,7 @@ class ModelExecutor:
 
     def forget(self, request_id: RequestId) -> None:
         self._stream_of.pop(request_id, None)
-        self._was_not_finite.discard(request_id)
+        self._failed_before.discard(request_id)
 
     def close(self) -> None:
         self._grammars.shutdown()
@@ -93,7 +96,7 @@ class ModelExecutor:
             self._forward(rows, range(size), outcome)
         except (RuntimeError, IndexError) as error:  # what torch raises; one row spoils a whole forward
             if size == 1:
-                outcome.failed.append(RowFailure(rows[0].request_id, _reason(error), poison=True))
+                outcome.failed.append(self._failed_alone(rows[0], _reason(error)))
                 return outcome
             outcome = _Outcome([NOT_DRAWN] * size, [None] * size, [0.0] * size)
             self._forward_one_by_one(rows, outcome)
@@ -105,7 +108,7 @@ class ModelExecutor:
             try:
                 self._forward([row], [place], outcome)
             except (RuntimeError, IndexError) as error:
-                outcome.failed.append(RowFailure(row.request_id, _reason(error), poison=True))
+                outcome.failed.append(self._failed_alone(row, _reason(error)))
 
     def _forward(self, rows: Sequence[ScheduledRow], places: Sequence[int], outcome: _Outcome) -> None:
         masks = [self._mask(row) for row in rows]  # computed on a thread while the forward runs
@@ -153,11 +156,26 @@ class ModelExecutor:
         return [index for index, token_id in zip(draws, sampled.token_ids, strict=True) if token_id == NOT_DRAWN]
 
     def _not_finite(self, row: ScheduledRow) -> RowFailure:
-        """The blocks just written are cleared; a request that does it twice is at fault itself."""
+        """The blocks just written are cleared, for their next owner."""
         self._cache.scrub(row.block_table[row.start // BLOCK_SIZE : blocks_of(row, BLOCK_SIZE)])
-        again = row.request_id in self._was_not_finite
-        self._was_not_finite.add(row.request_id)
-        return RowFailure(row.request_id, "not_finite", poison=again)
+        return self._failure(row, "not_finite")
+
+    def _failed_alone(self, row: ScheduledRow, reason: str) -> RowFailure:
+        """Raises DeviceLost when even an addition fails: then no row is at fault."""
+        try:
+            self._probe()
+        except RuntimeError as error:
+            raise DeviceLost(f"the device is lost: {str(error).partition(chr(10))[0]}") from error
+        return self._failure(row, reason)
+
+    def _failure(self, row: ScheduledRow, reason: str) -> RowFailure:
+        """A request that fails a second time, with nobody else to blame, is at fault itself."""
+        again = row.request_id in self._failed_before
+        self._failed_before.add(row.request_id)
+        return RowFailure(row.request_id, reason, poison=again)
+
+    def _probe(self) -> None:
+        torch.ones(2, device=self._cache.device_pool.device).sum().item()
 
     def _draw(self, row: ScheduledRow, allowed: bytes | None) -> Draw:
         rules = _rules(row)
@@ -184,6 +202,11 @@ def build(model_path: str | Path, *, kv_mib: int, host_kv_mib: int, threads: int
         torch.set_num_threads(threads)
     model = Llama(open_weights(Path(model_path)))
     _return_freed_memory()
+    return assemble(model, kv_mib=kv_mib, host_kv_mib=host_kv_mib)
+
+
+def assemble(model: Llama, *, kv_mib: int, host_kv_mib: int) -> ModelExecutor:
+    """A model and its two pools. Raises WeightsError when the device's holds not a single block."""
     block_bytes = bytes_per_block(model.config, BLOCK_SIZE)
     shape = ExecutorShape(
         num_blocks=kv_mib * MIB // block_bytes,

@@ -40,6 +40,8 @@ class ModelRunner:
         order = arranged(rows)
         layout = layout_of([rows[index] for index in order], self._cache.block_size)
         token_ids = numpy.concatenate([numpy.asarray(rows[index].token_ids, dtype=numpy.int64) for index in order])
+        if not 0 <= token_ids.min() <= token_ids.max() < self.model.config.vocab_size:
+            raise IndexError("a token id outside the vocabulary")  # on a GPU a wrong index ends the process
         batch = Batch(
             token_ids=torch.from_numpy(token_ids),
             positions=torch.from_numpy(layout.positions()),

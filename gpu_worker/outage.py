@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import threading
+import traceback
 
 from wire.bus import BusError
 
@@ -14,6 +16,15 @@ def say(line: str) -> None:
     """One line for the operator."""
     sys.stderr.write(line + "\n")
     sys.stderr.flush()
+
+
+def stacks() -> str:
+    """Where every thread of this process is just now."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    return "\n".join(
+        f"thread {names.get(number, number)}:\n{''.join(traceback.format_stack(frame)).rstrip()}"
+        for number, frame in sys._current_frames().items()
+    )
 
 
 class Outage:

@@ -98,7 +98,7 @@ class Telemetry:
             worker_id=identity.worker_id,
             epoch=identity.epoch,
             model=identity.model,
-            ready=True,
+            ready=not draining,  # an epoch begins after loading and calibration; before it the worker says nothing
             draining=draining,
             max_model_len=identity.max_model_len,
             last_step_age_us=0,

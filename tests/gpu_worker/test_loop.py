@@ -147,7 +147,8 @@ def test_draining_lets_nobody_in_and_finishes_who_has_started(session: Session, 
     session.run()
     assert len(session.text("early")) == 30
     assert session.end("late").reason == "draining"
-    assert session.loop.snapshot().draining
+    snapshot = session.loop.snapshot()
+    assert (snapshot.draining, snapshot.ready) == (True, False)
 
 
 def test_giving_up_ends_everything_as_the_platforms_failure(session: Session, small_worker: Any) -> None:
@@ -163,6 +164,7 @@ def test_a_snapshot_shows_the_batch_and_the_counters(session: Session, small_wor
     for _ in range(6):
         session.turn()
     snapshot = session.loop.snapshot()
+    assert snapshot.ready
     assert [row.response_id for row in snapshot.board] == ["b"]
     assert snapshot.num_free_slots == snapshot.num_slots - 1
     interactive = snapshot.classes[PriorityClass.INTERACTIVE]

@@ -280,6 +280,11 @@ def test_a_step_of_30_seconds_has_its_books_and_plans_dumped_once(
     dumped = capsys.readouterr().err
     assert dumped.count("a step has been running for 30 s") == 1
     assert "r1/0@0+5" in dumped
+    assert "in execute\n    assert self.gate.wait(LIMIT_S)" in dumped  # where it hangs
+    assert not stage.hub.loads["w1"][1].ready
+    stage.executor.gate.set()
+    stage.until_end("r1")
+    stage.until(lambda: stage.hub.loads["w1"][1].ready)
 
 
 def test_a_dump_on_request_comes_at_a_step_boundary(

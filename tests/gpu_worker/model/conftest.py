@@ -194,3 +194,20 @@ def tiny_logits(tiny_reference: LlamaForCausalLM) -> Callable[[Sequence[int]], T
             return tiny_reference(torch.tensor([list(token_ids)])).logits[0]
 
     return of
+
+
+@pytest.fixture(scope="session")
+def tiny_alone(tiny_reference: LlamaForCausalLM) -> Callable[[Sequence[int], int], list[int]]:
+    """transformers' greedy tokens after a prompt."""
+
+    def of(prompt: Sequence[int], num_tokens: int) -> list[int]:
+        if not num_tokens:
+            return []
+        with torch.no_grad():
+            whole = tiny_reference.generate(
+                torch.tensor([list(prompt)]), max_new_tokens=num_tokens, do_sample=False, eos_token_id=-1
+            )
+        tokens: list[int] = whole[0, len(prompt) :].tolist()
+        return tokens
+
+    return of

@@ -57,6 +57,6 @@ def test_a_request_that_breaks_the_numbers_ends_and_the_others_do_not_notice(tin
         house.engine.check_books()
         house.tokens["good"] += events.tokens.token_ids
         finished += [(end.request_id, end.reason.value) for end in events.finished]
-    assert failed == ["bad"]
+    assert failed == ["bad", "bad"]
     assert sorted(finished) == [("bad", "failed"), ("good", "length")]
     assert house.tokens["good"] == expected

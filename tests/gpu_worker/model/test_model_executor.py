@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from gpu_worker.executor import DeviceLost
 from gpu_worker.kernels.cpu import single_groups
 from gpu_worker.kv_cache import KvCache, bytes_per_block
 from gpu_worker.model_executor import ModelExecutor, build
@@ -98,8 +99,37 @@ def test_a_row_that_the_kernels_refuse_is_found_and_the_rest_is_computed(tiny_ex
     good, other = row("good", [4, 5, 6], 0, [0]), row("other", [7], 0, [2])
     expected = list(tiny_executor.execute(plan(good, other)).sampled_token_ids)
     result = tiny_executor.execute(plan(good, row("bad", [NOT_A_TOKEN], 0, [1]), other))
-    assert result.failed == (RowFailure(RequestId("bad"), "kernel_error", poison=True),)
+    assert result.failed == (RowFailure(RequestId("bad"), "kernel_error", poison=False),)
     assert list(result.sampled_token_ids) == [expected[0], -1, expected[1]]
+
+
+@pytest.mark.parametrize("with_others", [False, True])
+def test_a_request_that_fails_twice_alone_is_poison(tiny_executor: ModelExecutor, with_others: bool) -> None:
+    rows = [row("bad", [NOT_A_TOKEN], 0, [1]), *([row("good", [4, 5, 6], 0, [0])] if with_others else [])]
+    assert [tiny_executor.execute(plan(*rows)).failed[0].poison for _ in range(2)] == [False, True]
+
+
+def test_a_device_that_answers_nobody_ends_the_worker_and_blames_no_row(
+    tiny_executor: ModelExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered\nand more")
+
+    monkeypatch.setattr(tiny_executor._runner, "run", refuse)
+    assert tiny_executor.execute(plan(row("a", [1], 0, [0]))).failed[0].reason == "kernel_error"
+    monkeypatch.setattr(tiny_executor, "_probe", refuse)
+    with pytest.raises(DeviceLost, match=r"illegal memory access was encountered$"):
+        tiny_executor.execute(plan(row("a", [1], 0, [0]), row("b", [1], 0, [1])))
+
+
+def test_a_head_whose_numbers_are_not_finite_fails_each_row_that_samples_and_no_other(
+    tiny_executor: ModelExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logits_of = tiny_executor._runner.model.logits
+    monkeypatch.setattr(tiny_executor._runner.model, "logits", lambda rows: logits_of(rows).mul_(torch.nan))
+    result = tiny_executor.execute(plan(row("a", [4], 0, [0]), row("b", [4, 5], 0, [1], samples=False)))
+    assert result.failed == (RowFailure(RequestId("a"), "not_finite", poison=False),)
+    assert list(result.sampled_token_ids) == [-1, -1]
 
 
 def test_a_bias_on_a_token_that_does_not_exist_fails_its_row_only(tiny_executor: ModelExecutor) -> None:
@@ -117,7 +147,7 @@ def test_lack_of_memory_is_told_from_other_errors(
 
     monkeypatch.setattr(tiny_executor._runner, "run", refuse)
     result = tiny_executor.execute(plan(row("a", [1], 0, [0])))
-    assert result.failed == (RowFailure(RequestId("a"), "out_of_memory", poison=True),)
+    assert result.failed == (RowFailure(RequestId("a"), "out_of_memory", poison=False),)
 
 
 def test_a_programming_mistake_is_not_taken_for_a_row_that_fails(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from gpu_worker.clock import MonotonicClock
@@ -28,10 +29,12 @@ COST = CostConstants(
 class ModelWorker:
     """Always: books are checked after every turn; ``tokens`` and ``logprobs`` are by (response, choice)."""
 
-    def __init__(self, executor: ModelExecutor, *, num_slots: int = 8, **options: Any) -> None:
+    def __init__(
+        self, executor: ModelExecutor, *, num_slots: int = 8, num_blocks: int | None = None, **options: Any
+    ) -> None:
         self.executor = executor
         self.clock = MonotonicClock()
-        shape = executor.shape
+        shape = replace(executor.shape, num_blocks=num_blocks or executor.shape.num_blocks)
         self.loop = WorkerLoop(
             identity=WorkerIdentity(worker_id="w1", epoch=1, model="tiny", max_model_len=shape.max_model_len),
             scheduler=Scheduler(
