@@ -17,6 +17,7 @@ from gpu_worker.weights import open_weights
 from scheduler_engine.plan import ScheduledRow
 from scheduler_engine.request import RequestId
 from wire import vocabulary
+from wire.encoding import TextEncoder
 
 FRANCE = (
     "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
@@ -33,8 +34,7 @@ def executor(demo_model_path: Path) -> ModelExecutor:
 
 @pytest.fixture(scope="module")
 def prompt(demo_model_path: Path) -> list[int]:
-    words, tokenizer = vocabulary.load(demo_model_path), vocabulary.build_tokenizer(demo_model_path)
-    return vocabulary.encode_segments(tokenizer, words, [(True, FRANCE)])
+    return TextEncoder.of_model(demo_model_path).encode([(True, FRANCE)])
 
 
 def reference_logits(path: Path, token_ids: list[int]) -> torch.Tensor:

@@ -12,7 +12,7 @@ import pytest
 from gpu_worker.model_executor import ModelExecutor, build
 from scheduler_engine.policy import PriorityClass
 from tests.gpu_worker.model.house import NUM_TOKENS, House
-from wire import vocabulary
+from wire.encoding import TextEncoder
 from wire.messages import SamplingParameters
 
 pytestmark = pytest.mark.soak
@@ -41,7 +41,7 @@ def executor(demo_model_path: Path) -> ModelExecutor:
 @pytest.fixture(scope="module")
 def asked(demo_model_path: Path) -> list[Asked]:
     """40 chats of one to twelve questions; the long ones push out memory, the short ones slots."""
-    words, tokenizer = vocabulary.load(demo_model_path), vocabulary.build_tokenizer(demo_model_path)
+    encoder = TextEncoder.of_model(demo_model_path)
     chance = random.Random(5)
     found = []
     for number in range(40):
@@ -49,7 +49,7 @@ def asked(demo_model_path: Path) -> list[Asked]:
         num_questions = chance.choice((1, 2, 5, 8) if rank is PriorityClass.BATCH else (1, 1, 5, 12))
         questions = " ".join(chance.choice(TASKS).format(chance.choice(TOPICS)) for _ in range(num_questions))
         text = f"<|im_start|>user\n{questions}<|im_end|>\n<|im_start|>assistant\n"
-        prompt = vocabulary.encode_segments(tokenizer, words, [(True, text)])
+        prompt = encoder.encode([(True, text)])
         found.append(Asked(f"{rank.label} {number}", prompt, rank))
     return found
 
