@@ -15,10 +15,11 @@ from typing import Self, cast
 from redis.exceptions import RedisError
 
 from billing.engine_counts import EngineTotals
-from wire.bus import BusError
-from wire.messages import Released
+from wire import codec
+from wire.bus import BadEntry, BusError
+from wire.messages import Released, ToLedger
 from wire.redis_bus import RedisGatewayBus, connect
-from wire.redis_keys import Keys
+from wire.redis_keys import BOOKS_LIFETIME_S, ENTRY_FIELD, Keys
 
 SCAN_COUNT = 500
 
@@ -40,7 +41,9 @@ class Window:
 
 
 class Gate:
-    """Always: reads only, except ``end``, which ends a response by the same script as everybody else."""
+    """Always: reads only, but for ``end``, which ends a response by the same script as everybody else, and for what is
+    told of the books.
+    """
 
     def __init__(self, url: str, keys: Keys) -> None:
         self._keys = keys
@@ -98,19 +101,44 @@ class Gate:
 
     def counted(self) -> list[EngineTotals]:
         """What every worker has published as used, by epoch: committed in one script with each Usage."""
-        totals = []
         with _bus_errors():
-            for name in sorted(cast(set[bytes], self._client.smembers(self._keys.workers))):
-                held = cast(dict[bytes, bytes], self._client.hgetall(self._keys.counted(name.decode())))
-                counts = {field.decode(): int(value) for field, value in held.items()}
-                for epoch in sorted({int(field.split(":")[0]) for field in counts}):
-                    kinds = ("prompt", "output", "rework_prompt", "rework_output")
-                    totals.append(EngineTotals(name.decode(), epoch, *(counts.get(f"{epoch}:{k}", 0) for k in kinds)))
-        return totals
+            names = sorted(cast(set[bytes], self._client.smembers(self._keys.workers)))
+            held = [cast(dict[bytes, bytes], self._client.hgetall(self._keys.counted(name.decode()))) for name in names]
+        return [total for name, counts in zip(names, held, strict=True) for total in _totals(name, counts)]
+
+    def counted_and_waiting(self, most: int) -> tuple[list[EngineTotals], list[ToLedger | BadEntry] | None]:
+        """``counted`` and the messages that the books have not acknowledged, oldest first, of one and the same moment.
+
+        None in place of the messages where their entries are more than ``most``.
+        """
+        with _bus_errors():
+            names = sorted(cast(set[bytes], self._client.smembers(self._keys.workers)))
+            with self._client.pipeline(transaction=True) as pipeline:
+                for name in names:
+                    pipeline.hgetall(self._keys.counted(name.decode()))
+                pipeline.xrange(self._keys.usage, count=most + 1)
+                *held, entries = pipeline.execute()
+        totals = [total for name, counts in zip(names, held, strict=True) for total in _totals(name, counts)]
+        if len(entries) > most:
+            return totals, None
+        waiting = [codec.decode(body[ENTRY_FIELD], entry_id.decode()) for entry_id, body in entries]
+        return totals, [cast(ToLedger | BadEntry, message) for messages in waiting for message in messages]
+
+    def tell_books(self, document: str) -> None:
+        """What the last comparison of the books found, for /metrics."""
+        with _bus_errors():
+            self._client.set(self._keys.books, document, ex=BOOKS_LIFETIME_S)
 
     def end(self, released: Released) -> None:
         """Gives back all that the response holds in Redis and tells the books so, in one script."""
         self._runner.run(self._bus.append_usage(released))
+
+
+def _totals(name: bytes, held: Mapping[bytes, bytes]) -> Iterator[EngineTotals]:
+    counts = {field.decode(): int(value) for field, value in held.items()}
+    for epoch in sorted({int(field.split(":")[0]) for field in counts}):
+        kinds = ("prompt", "output", "rework_prompt", "rework_output")
+        yield EngineTotals(name.decode(), epoch, *(counts.get(f"{epoch}:{kind}", 0) for kind in kinds))
 
 
 @contextlib.contextmanager

@@ -1,4 +1,5 @@
-"""Where /metrics and the live page find the workers' newest LoadSnapshots, whichever Bus this process has open.
+"""Where /metrics and the live page find the workers' newest LoadSnapshots and what the settler found in the books,
+whichever Bus this process has open.
 
 Knows one callable, set by the gateway's runtime when it opens its Bus; refuses to know which Bus that is.
 """
@@ -29,4 +30,12 @@ class LoadSource:
         return await self._read()
 
 
+class BooksSource:
+    """What the last comparison of the books said; None while none is known."""
+
+    def __init__(self) -> None:
+        self.newest: dict[str, object] | None = None
+
+
 loads = LoadSource()
+books = BooksSource()

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Literal
 
 from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from gateway.loads import Loads, loads
+from gateway.loads import Loads, books, loads
 from scheduler_engine.events import Lever, RejectReason, Resource
 from scheduler_engine.policy import PriorityClass
 from wire.bus import BusError
@@ -60,9 +61,17 @@ count_request = counters.count_request
 open_stream = counters.open_stream
 
 
-def render(snapshots: Sequence[LoadSnapshot], gateway: GatewayCounters, *, bus_up: bool = True) -> bytes:
-    """The whole page in Prometheus' text format. Pure."""
-    return generate_latest(_Page((*_gateway_families(gateway, bus_up), *_worker_families(snapshots))))
+def render(
+    snapshots: Sequence[LoadSnapshot],
+    gateway: GatewayCounters,
+    *,
+    bus_up: bool = True,
+    compared: Mapping[str, object] | None = None,
+    now_s: float = 0.0,
+) -> bytes:
+    """The whole page in Prometheus' text format. Pure. ``compared`` is the last ``books_watch.Comparison``, as JSON."""
+    families = (*_gateway_families(gateway, bus_up), *_books_families(compared, now_s), *_worker_families(snapshots))
+    return generate_latest(_Page(families))
 
 
 async def application(scope: dict[str, Any], _receive: object, send: Send) -> None:
@@ -80,7 +89,7 @@ async def respond(method: str, send: Send, read_loads: Loads, gateway: GatewayCo
         await _answer(send, 405, b"", (b"allow", b"GET, HEAD"))
         return
     try:
-        page = render(await read_loads(), gateway)
+        page = render(await read_loads(), gateway, compared=books.newest, now_s=time.time())
     except BusError:
         page = render((), gateway, bus_up=False)
     body = page if method == "GET" else b""
@@ -115,6 +124,30 @@ def _gateway_families(gateway: GatewayCounters, bus_up: bool) -> Iterator[Metric
     for kind in ("sse", "websocket"):
         streams.add_metric((kind,), gateway.streams_open[kind])
     yield streams
+
+
+def _books_families(compared: Mapping[str, object] | None, now_s: float) -> Iterator[Metric]:
+    """Nothing where no comparison is known: an alert on its absence is the right one."""
+    if compared is None:
+        return
+    difference = GaugeMetricFamily(
+        "rubato_reconcile_difference_tokens", "Engines minus ledger; 0, always", labels=("kind",)
+    )
+    for kind in ("prompt", "output"):
+        difference.add_metric((kind,), _number(compared.get(f"engine_ledger_{kind}_tokens")))
+    yield difference
+    for name, text, key in (
+        ("reconcile_wrong_rollups", "Roll-up rows that are not the ledger's sums; 0, always", "wrong_rollups"),
+        ("usage_waiting", "Messages that the ledger has not acknowledged", "num_waiting"),
+        ("ledger_alerts_open", "Findings that nobody has closed", "num_open_alerts"),
+    ):
+        yield GaugeMetricFamily(f"rubato_{name}", text, value=_number(compared.get(key)))
+    age_s = max(0.0, now_s - datetime.fromisoformat(str(compared["at"])).timestamp())
+    yield GaugeMetricFamily("rubato_reconcile_age_seconds", "Since the books were compared", value=age_s)
+
+
+def _number(value: object) -> float:
+    return value if isinstance(value, int | float) else float("nan")
 
 
 def _worker_families(snapshots: Sequence[LoadSnapshot]) -> Iterator[Metric]:

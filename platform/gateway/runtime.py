@@ -6,6 +6,7 @@ Knows the parts and in which order they live; refuses to know requests.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 import uuid
@@ -25,6 +26,7 @@ from gateway.auth import Keys as ApiKeys
 from gateway.auth import KeyStoreDown, KeyTable
 from gateway.batches.archive import Archive
 from gateway.door import Door
+from gateway.loads import books
 from gateway.loads import loads as load_source
 from gateway.policy_feed import PolicyFeed
 from gateway.rebuild import GateBuilder
@@ -43,6 +45,7 @@ READ_S = 0.25  # longest wait of one outbox read; also bounds how long a drain t
 WATCH_S = 0.25  # how often workers' snapshots are read
 HEARTBEAT_S = 2.0
 USED_KEYS_S = 60.0
+BOOKS_S = 5.0
 GATE_S = 0.5  # how soon a Redis that lost everything is noticed
 AGAIN_S = 0.25  # after the Bus refused
 LAST_WORDS_S = 1.0  # how long a reader may take to pass on that this gateway goes
@@ -82,6 +85,7 @@ class Runtime:
         )
         self._redis = redis
         self._gate_built = redis_keys.gate_built
+        self._books_key = redis_keys.books
         self._build_gate = build_gate
         self._key_table = key_table
         self._reads_done = asyncio.Condition()
@@ -146,6 +150,7 @@ class Runtime:
             (self._beat, HEARTBEAT_S),
             (self._keep_gate, GATE_S),
             (self._note_used_keys, USED_KEYS_S),
+            (self._read_books, BOOKS_S),
         ):
             task = asyncio.create_task(self._repeat(work, period_s), name=work.__name__)
             stack.push_async_callback(_stopped, task)
@@ -201,6 +206,10 @@ class Runtime:
         async with self._reads_done:
             target = self._num_reads + 2
             await self._reads_done.wait_for(lambda: self._num_reads >= target)
+
+    async def _read_books(self) -> None:
+        held = await self._redis.get(self._books_key)
+        books.newest = json.loads(held) if isinstance(held, bytes) else None
 
     async def _note_used_keys(self) -> None:
         await self._key_table.note_used(self.keys.take_used())

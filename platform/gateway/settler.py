@@ -33,10 +33,13 @@ class UnreadableUsage(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Duty:
-    """Something to be done every ``every_s`` seconds, while the stream is empty."""
+    """Something to be done every ``every_s`` seconds, between two batches, and short; by default only while the stream
+    is empty.
+    """
 
     every_s: float
-    run: Callable[[], None]
+    run: Callable[[], object]
+    under_load: bool = False
 
 
 class Settler:
@@ -75,8 +78,8 @@ class Settler:
                 pause_s = 0.0
 
     def _turn(self) -> None:
-        if not self.settle_some():
-            self._do_duties()
+        is_idle = not self.settle_some()
+        self._do_duties(is_idle)
 
     def settle_some(self) -> int:
         """Reads, writes, acknowledges; returns how many messages there were. Raises what reader and database raise."""
@@ -95,10 +98,10 @@ class Settler:
         self._reader.acknowledge(_ids(entries))
         return len(entries)
 
-    def _do_duties(self) -> None:
+    def _do_duties(self, is_idle: bool) -> None:
         now_s = self._clock_s()
         for index, duty in enumerate(self._duties):
-            if now_s >= self._due_s[index]:
+            if now_s >= self._due_s[index] and (is_idle or duty.under_load):
                 duty.run()
                 self._due_s[index] = now_s + duty.every_s
 

@@ -15,6 +15,7 @@ Every name stands behind a prefix, ``rubato:`` unless a test says otherwise.
 ``usage``               stream   durable: Reserved (admit script), Usage (publish), Released; consumer group ``settler``
 ``response:{id}``       hash     the record of one response, below
 ``output:{id}``         string   finished token ids per choice, TTL 10 min
+``books``               string   JSON of the last comparison of engines, ledger and roll-ups, TTL 10 min
 ``gate:built``          string   when the gate was built from the books; absent = Redis is new or lost: nobody gets in
 ``policy:current``      string   JSON {"version": 7, "policy": snapshot_to_dict(...), other keys the worker ignores}
 ``policy:version``      string   the version alone, for cheap polls; ``write_policy`` writes both, never backwards
@@ -66,6 +67,7 @@ ENTRY_FIELD = b"m"
 LOAD_LIFETIME_MS = 2_000
 GATEWAY_LIFETIME_MS = 15_000
 DONE_LIFETIME_S = 600
+BOOKS_LIFETIME_S = 600
 POLICY_POLL_S = 0.5
 
 
@@ -90,6 +92,10 @@ class Keys:
     @property
     def gate_built(self) -> str:
         return f"{self.prefix}gate:built"
+
+    @property
+    def books(self) -> str:
+        return f"{self.prefix}books"
 
     def bucket(self, tenant_id: str, label: str, kind: str) -> str:
         return f"{self.prefix}limit:{tenant_id}:{label}:{kind}"

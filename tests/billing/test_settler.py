@@ -200,6 +200,13 @@ def test_duties_are_done_on_time_and_only_while_the_stream_is_empty(db: None) ->
     assert done == [1_001.0, 1_011.5]
 
 
+def test_a_duty_that_is_due_under_load_does_not_wait_for_an_empty_stream(db: None) -> None:
+    done: list[float] = []
+    clock, stream = Clock(num_turns=1), Stream([reserved()])
+    settler_of(stream, clock, [Duty(10.0, lambda: done.append(clock.now_s), under_load=True)])._turn()
+    assert done == [clock.now_s]
+
+
 @pytest.fixture
 def long_stream() -> Stream:
     return Stream([message for number in range(1, 800) for message in (reserved(number), usage(number))])

@@ -249,3 +249,22 @@ async def test_without_a_runtime_the_mounted_app_says_that_the_bus_is_down() -> 
     await metrics.application({"type": "http", "method": "GET", "path": "/metrics"}, None, send)
 
     assert value(sent[1]["body"], "rubato_bus_up") == 0
+
+
+def test_what_the_settler_found_in_the_books_is_shown_with_its_age() -> None:
+    compared = {
+        "at": "2026-11-29T12:00:00+00:00",
+        "engine_ledger_prompt_tokens": 0,
+        "engine_ledger_output_tokens": 3,
+        "wrong_rollups": 0,
+        "num_waiting": 7,
+        "num_open_alerts": 1,
+    }
+    page = metrics.render((), metrics.GatewayCounters(), compared=compared, now_s=1_795_953_630.0).decode()
+    assert 'rubato_reconcile_difference_tokens{kind="output"} 3.0' in page
+    assert "rubato_usage_waiting 7.0" in page
+    assert "rubato_reconcile_age_seconds 30.0" in page
+
+
+def test_where_the_books_were_never_compared_nothing_is_said_of_them() -> None:
+    assert "reconcile" not in metrics.render((), metrics.GatewayCounters()).decode()

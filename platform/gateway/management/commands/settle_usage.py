@@ -12,7 +12,7 @@ from django.conf import settings
 from django.core.management.base import BaseCommand
 from django.utils import timezone
 
-from billing import engine_counts
+from gateway.books_watch import BooksWatch
 from gateway.gate import Gate
 from gateway.management.services import require_services
 from gateway.orphans import OrphanSweep
@@ -23,6 +23,7 @@ from wire.redis_keys import Keys
 log = logging.getLogger(__name__)
 
 WITNESS_EVERY_S = 5.0
+COMPARE_EVERY_S = 60.0
 SWEEP_EVERY_S = 15.0
 
 
@@ -38,13 +39,14 @@ class Command(BaseCommand):
         keys = Keys(settings.RUBATO_REDIS_PREFIX)
         reader = RedisUsageReader(settings.REDIS_URL, keys=keys)
         with Gate(settings.REDIS_URL, keys) as gate:
+            watch = BooksWatch(gate, clock_s=time.monotonic, now=timezone.now, every_s=COMPARE_EVERY_S)
             sweep = OrphanSweep(gate, clock_s=time.monotonic, now=timezone.now)
             settler = Settler(
                 reader,
                 clock_s=time.monotonic,
                 stopped_after=stop.wait,
                 duties=[
-                    Duty(WITNESS_EVERY_S, lambda: engine_counts.keep(gate.counted())),
+                    Duty(WITNESS_EVERY_S, watch.run, under_load=True),
                     Duty(SWEEP_EVERY_S, lambda: _sweep(sweep)),
                 ],
             )
