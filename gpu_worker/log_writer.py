@@ -30,12 +30,15 @@ class LogWriter:
     A Boot begins a file; entries go into the file begun last.
     """
 
-    def __init__(self, folder: Path, limit_bytes: int, unix_s: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, folder: Path, limit_bytes: int, unix_s: Callable[[], float] = time.time, *, may_wait: bool = False
+    ) -> None:
         self.num_entry_bytes = 0  # in the file being written, without its head
         self.has_failed = False
         self._folder = folder
         self._limit_bytes = limit_bytes
         self._unix_s = unix_s
+        self._may_wait = may_wait
         self._work: queue.Queue[Work | None] = queue.Queue(MOST_BACKLOG)
         self._file: BinaryIO | None = None
         self._num_file_bytes = 0
@@ -43,11 +46,11 @@ class LogWriter:
         self._thread.start()
 
     def put(self, work: Work) -> None:
-        """Never blocks; nothing more is taken once the disk has failed or is too far behind."""
+        """Blocks only where it may; nothing more is taken once the disk has failed or is too far behind."""
         if self.has_failed:
             return
         try:
-            self._work.put_nowait(work)
+            self._work.put(work, block=self._may_wait)
         except queue.Full:
             self._fail("the disk is too slow")
 

@@ -6,8 +6,10 @@ written: lengths decide, and which rows ended.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ FLUSH_US = 1_000_000
 IDLE_FLUSH_US = 60_000_000  # steps in which nothing happens are no news
 FLUSH_ENTRIES = 1_024
 HOUR_S = 3_600
+_NO_LIMIT = 1 << 50
 LINK_BYTES = 4
 MOST_LIVE_AT_CHECKPOINT = 5_000  # more, and the pause for it would be felt: it waits for a calmer moment
 _NOT_WRITTEN = frozenset({"prompt_token_ids", "delivered_token_ids", "stop_token_ids", "cache_salt", "sampling"})
@@ -203,7 +206,11 @@ def _stopped_rows(plan: StepPlan, events: StepEvents) -> tuple[int, ...]:
     stopped = frozenset(end.request_id for end in events.finished if end.reason is FinishReason.STOP)
     if not stopped:
         return ()
-    return tuple(index for index, row in enumerate(plan.rows) if row.request_id in stopped)
+    return tuple(index for index, request_id in enumerate(_row_ids(plan)) if request_id in stopped)
+
+
+def _row_ids(plan: StepPlan) -> list[RequestId]:
+    return [*plan.decodes.request_ids, *(chunk.request_id for chunk in plan.chunks)]
 
 
 def _failed_rows(plan: StepPlan, result: StepResult) -> tuple[tuple[int, str, bool], ...]:
@@ -211,17 +218,20 @@ def _failed_rows(plan: StepPlan, result: StepResult) -> tuple[tuple[int, str, bo
         return ()
     failed = {failure.request_id: failure for failure in result.failed}
     return tuple(
-        (index, failed[row.request_id].reason, failed[row.request_id].poison)
-        for index, row in enumerate(plan.rows)
-        if row.request_id in failed
+        (index, failed[request_id].reason, failed[request_id].poison)
+        for index, request_id in enumerate(_row_ids(plan))
+        if request_id in failed
     )
 
 
 class Recorder:
-    """The recording of a worker, epoch after epoch. Always: at most one engine records at a time."""
+    """The recording of a worker, epoch after epoch. Always: at most one engine records at a time.
 
-    def __init__(self, folder: Path, limit_bytes: int, *, worker_id: str, model: str) -> None:
-        self._writer = LogWriter(folder, limit_bytes)
+    ``may_wait``: the engine is held up by a slow disk rather than the recording given up; for clocks that are not real.
+    """
+
+    def __init__(self, folder: Path, limit_bytes: int, *, worker_id: str, model: str, may_wait: bool = False) -> None:
+        self._writer = LogWriter(folder, limit_bytes, may_wait=may_wait)
         self._most_file_bytes = limit_bytes // 4
         self._worker_id = worker_id
         self._model = model
@@ -246,3 +256,16 @@ class Recorder:
     def close(self) -> None:
         self._close_engine()
         self._writer.close()
+
+
+@contextlib.contextmanager
+def recorded_engine(folder: Path | None, name: str) -> Iterator[Callable[..., Scheduler]]:
+    """What makes a simulation's engine: one that records to the folder, without a bound, or a plain one for None."""
+    if folder is None:
+        yield Scheduler
+        return
+    recorder = Recorder(folder, _NO_LIMIT, worker_id="simulated", model=name, may_wait=True)
+    try:
+        yield functools.partial(recorder.scheduler, epoch=1)
+    finally:
+        recorder.close()

@@ -14,10 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from gpu_worker.checkpoint import fingerprint
+from gpu_worker.config import ConfigError, starting_policy
 from gpu_worker.outage import say
 from gpu_worker.record_log import LogError, LogFile, log_files
 from gpu_worker.rerun import Diverged, replay
+from gpu_worker.what_if import comparison, what_if
 from scheduler_engine.explain import Explanation
+from scheduler_engine.policy import gpu_classes
 from scheduler_engine.request import RequestId
 
 DIVERGED, UNUSABLE = 1, 2
@@ -104,6 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m gpu_worker.replay", description=__doc__)
     parser.add_argument("log", type=Path, metavar="LOG", help="a recorded log, or the folder that a worker records to")
     parser.add_argument("--explain", metavar="REQUEST", help="why this request waited")
+    parser.add_argument("--policy", type=Path, metavar="FILE", help="what the traffic would have met under this policy")
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     found = parser.parse_args(arguments)
     bar = ProgressBar()
@@ -112,8 +116,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         recorded_by = files[0].boot().engine
         if recorded_by != fingerprint():
             say(f"recorded by engine {recorded_by}, and this is engine {fingerprint()}: differences may be meant")
-        result = _replay(files, found.explain, bar)
-        text = _told(result)
+        if found.policy is None:
+            result = _replay(files, found.explain, bar)
+            text = _told(result)
+        else:
+            result = what_if(files, starting_policy(found.policy, gpu_classes()), progress=bar.show)
+            text = comparison(result)
     except Diverged as error:
         bar.clear()
         difference = error.difference
@@ -122,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             result[side] = None if record is None else record._asdict()
         sys.stdout.write(f"{difference}\n" + (json.dumps(result) + "\n" if found.json else ""))
         return DIVERGED
-    except LogError as error:
+    except (LogError, ConfigError) as error:
         bar.clear()
         say(f"gpu_worker.replay: {error}")
         return UNUSABLE

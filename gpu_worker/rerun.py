@@ -190,16 +190,16 @@ def _step(engine: Scheduler, entry: Stepped, step: int, listener: Listener) -> N
 
 def result_of(plan: StepPlan, entry: Stepped) -> StepResult:
     """The recorded result, with a made-up token for each row that drew one. Raises IndexError for rows that are not."""
-    rows = plan.rows
-    sampled = [0 if row.samples else -1 for row in rows]
+    row_ids = [*plan.decodes.request_ids, *(chunk.request_id for chunk in plan.chunks)]
+    sampled = [0] * len(plan.decodes) + [0 if chunk.samples else -1 for chunk in plan.chunks]
     for index, _, _ in entry.failed_rows:
         sampled[index] = -1
     return StepResult(
         step=plan.step,
         duration_us=entry.duration_us,
         sampled_token_ids=sampled,
-        stopped=frozenset(rows[index].request_id for index in entry.stopped_rows),
-        failed=tuple(RowFailure(rows[index].request_id, why, poison) for index, why, poison in entry.failed_rows),
+        stopped=frozenset(row_ids[index] for index in entry.stopped_rows),
+        failed=tuple(RowFailure(row_ids[index], why, poison) for index, why, poison in entry.failed_rows),
         completed_copies=tuple(RequestId(name) for name in entry.completed_copies),
     )
 

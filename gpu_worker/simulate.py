@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_worker.config import ConfigError, positive, starting_policy
+from gpu_worker.recording import recorded_engine
 from gpu_worker.simulated import DEVICES, DeviceProfile
 from gpu_worker.simulation.compare import Comparison, only, spread_table
 from gpu_worker.simulation.knobs import with_changes
@@ -84,6 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--trace-viewer", type=_new_file, metavar="FILE", help="for Perfetto or chrome://tracing")
     parser.add_argument("--plot", type=Path, metavar="DIR", help="three pictures as PNG (needs matplotlib)")
+    parser.add_argument("--record", type=Path, metavar="DIR", help="write down all that the engine is told, for replay")
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     return parser
 
@@ -129,15 +131,17 @@ def _tell(
     name: str, arrivals: Sequence[Arrival], device: DeviceProfile, policy: PolicySnapshot, found: argparse.Namespace
 ) -> dict[str, Any]:
     """One run, its table and its files."""
-    simulation = Simulation(
-        device,
-        arrivals,
-        policy=policy,
-        noise_percent=found.noise_percent,
-        seed=found.seed,
-        with_viewer=found.trace_viewer is not None,
-    )
-    outcome = _run(simulation)
+    with recorded_engine(found.record, name) as make_engine:
+        simulation = Simulation(
+            device,
+            arrivals,
+            policy=policy,
+            noise_percent=found.noise_percent,
+            seed=found.seed,
+            with_viewer=found.trace_viewer is not None,
+            make_engine=make_engine,
+        )
+        outcome = _run(simulation)
     result = report(outcome, story=name, seed=found.seed)
     sys.stdout.write(table(result) + "\n")
     if simulation.viewer is not None:

@@ -153,6 +153,10 @@ class Scheduler:
         return explain(self._state, request_id)
 
     @property
+    def config(self) -> EngineConfig:
+        return self._state.config
+
+    @property
     def num_live(self) -> int:
         """Requests that have been let in and have not ended."""
         return len(self._state.lives)

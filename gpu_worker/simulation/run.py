@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gpu_worker.clock import VirtualClock
@@ -15,6 +15,8 @@ from gpu_worker.simulation.trace_viewer import TraceViewer
 from gpu_worker.simulation.traffic import SECOND_US, Arrival
 from gpu_worker.simulation.watch import FairnessGap, Timeline, WatchedExecutor, Watcher
 from gpu_worker.telemetry import Telemetry, WorkerIdentity
+from scheduler_engine.config import EngineConfig
+from scheduler_engine.cost import CostConstants
 from scheduler_engine.policy import PolicySnapshot, PriorityClass
 from scheduler_engine.request import RequestId
 from scheduler_engine.scheduler import Scheduler
@@ -26,6 +28,7 @@ PROGRESS_STEPS = 200
 WORKER_ID, GATEWAY_ID = "simulated", "simulator"
 
 Charges = dict[tuple[PriorityClass, str], int]
+EngineMaker = Callable[[EngineConfig, PolicySnapshot, CostConstants], Scheduler]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,7 @@ class Simulation:
         noise_percent: int = 0,
         seed: int = 0,
         with_viewer: bool = False,
+        make_engine: EngineMaker = Scheduler,
     ) -> None:
         self._device = device
         self._policy = policy or PolicySnapshot(version=0, classes=device.classes)
@@ -72,7 +76,7 @@ class Simulation:
         self.viewer = TraceViewer(self._by_request) if with_viewer else None
         self._timeline, self._gap = Timeline(self._by_request, device.cost), FairnessGap()
         self._charges: dict[int, Charges] = {}
-        self.scheduler = Scheduler(device.engine_config(), self._policy, device.cost)
+        self.scheduler = make_engine(device.engine_config(), self._policy, device.cost)
         watchers: list[Watcher] = [self._timeline, *([] if self.viewer is None else [self.viewer])]
         executor = SimulatedExecutor(device, self._clock, noise_percent=noise_percent, seed=seed)
         self._loop = WorkerLoop(

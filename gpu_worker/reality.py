@@ -1,0 +1,92 @@
+"""What really happened, read off a recorded log as it is replayed: its tally, its traffic, how long steps took."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpu_worker.fitting import Load, StepModel, Weather, load_of
+from gpu_worker.record_log import Boot, Cancelled, Drained, Entry, Policy, Stepped, Submitted
+from gpu_worker.rerun import Listener, request_of, result_of
+from gpu_worker.tally import Tally
+from scheduler_engine.cost import CostConstants
+from scheduler_engine.events import StepEvents
+from scheduler_engine.plan import StepPlan, StepResult
+from scheduler_engine.policy import PriorityClass
+from scheduler_engine.scheduler import Scheduler
+
+_SIBLING_REFUSED = "sibling_refused"  # a cancel that another decision brought about: not part of the traffic
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """Something that came from outside, and when."""
+
+    at_us: int
+    entry: Submitted | Cancelled | Policy | Drained
+
+
+class Reality(Listener):
+    """What really happened, and all that a run that might have been needs of it."""
+
+    def __init__(self, cost: CostConstants, bytes_per_block: int) -> None:
+        self.tally = Tally()
+        self.inputs: list[Input] = []
+        self.model = StepModel(cost, bytes_per_block)
+        self.loads: list[Load] = []
+        self.durations_us: list[int] = []
+        self.began_us: list[int] = []
+        self.within_us = self.between_us = 0  # sums of the loop's own time in a step, and from one to the next
+        self._last: tuple[int, bool] = (0, False)
+        self._result: StepResult | None = None
+        self._now_us = 0
+
+    def told(self, entry: Entry, engine: Scheduler) -> None:
+        if isinstance(entry, Boot):
+            self._now_us = entry.now_us
+            return
+        if isinstance(entry, Submitted):
+            self.tally.submitted(request_of(entry), entry.at_us)
+        if isinstance(entry, Submitted | Cancelled):
+            self._now_us = max(self._now_us, entry.at_us)
+        if isinstance(entry, Cancelled) and entry.reason == _SIBLING_REFUSED:
+            return
+        if isinstance(entry, Submitted | Cancelled | Policy | Drained):
+            self.inputs.append(Input(self._now_us if not isinstance(entry, Submitted) else entry.at_us, entry))
+
+    def planned(self, plan: StepPlan, entry: Stepped) -> None:
+        self._result = result_of(plan, entry)
+        if plan.is_empty:
+            return
+        load = load_of(plan)
+        self.loads.append(load)
+        self.durations_us.append(entry.duration_us)
+        self.began_us.append(entry.planned_us)
+        self.model.observe(load, entry.duration_us)
+        self.within_us += entry.applied_us - entry.planned_us - entry.duration_us
+        last_us, was_busy = self._last
+        if was_busy:
+            self.between_us += entry.planned_us - last_us
+
+    def applied(self, plan: StepPlan, events: StepEvents, entry: Stepped, engine: Scheduler) -> None:
+        self._now_us = entry.applied_us
+        self._last = (entry.applied_us, not plan.is_empty)
+        if self._result is not None:
+            self.tally.stepped(plan, self._result, events, engine, entry.planned_us, entry.applied_us)
+
+    def weather(self) -> Weather:
+        ratios = [
+            duration_us / max(1.0, self.model.predict_us(load))
+            for load, duration_us in zip(self.loads, self.durations_us, strict=True)
+        ]
+        return Weather(self.began_us, ratios)
+
+    def typical_lengths(self) -> dict[tuple[PriorityClass, str], int]:
+        """Median output of a tenant in a class, over those that came to their own end."""
+        found: dict[tuple[PriorityClass, str], list[int]] = {}
+        for each in self.inputs:
+            if isinstance(each.entry, Submitted):
+                request = request_of(each.entry)
+                length = self.tally.lengths.get(request.request_id)
+                if length is not None:
+                    found.setdefault((request.priority_class, request.tenant_id), []).append(length)
+        return {key: sorted(lengths)[len(lengths) // 2] for key, lengths in found.items()}

@@ -1,0 +1,162 @@
+"""What a run meant for its classes and tenants: first tokens, tokens a second, who gave way, who was refused.
+
+Knows requests, plans and events, of a recorded run or of one that might have been; decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpu_worker.simulation.watch import FairnessGap
+from scheduler_engine.events import FinishReason, Resource, StepEvents
+from scheduler_engine.plan import StepPlan, StepResult
+from scheduler_engine.policy import PriorityClass
+from scheduler_engine.request import Request, RequestId
+from scheduler_engine.scheduler import Scheduler
+
+GAP_STEPS = 16  # service is compared this often
+
+
+@dataclass(slots=True)
+class Row:
+    """One class, or one tenant."""
+
+    requests: int = 0
+    completed: int = 0
+    ended_otherwise: int = 0  # cancelled or failed
+    tokens: int = 0
+    ttft_us: list[int] = field(default_factory=list)
+    refused: Counter[str] = field(default_factory=Counter)  # at the door or from the queue, by reason
+    preemptions: Counter[str] = field(default_factory=Counter)  # by lever; step-time holds are counted apart
+    step_time_holds: int = 0
+
+
+class _Seen:
+    __slots__ = ("arrival_us", "has_first_token", "rows")
+
+    def __init__(self, arrival_us: int, rows: tuple[Row, Row]) -> None:
+        self.arrival_us = arrival_us
+        self.rows = rows
+        self.has_first_token = False
+
+
+class Tally:
+    """Always: a request counts in the row of its class and in that of its tenant, and ends at most once in each."""
+
+    def __init__(self) -> None:
+        self.classes = {priority_class: Row() for priority_class in PriorityClass}
+        self.tenants: dict[str, Row] = {}
+        self.lengths: dict[RequestId, int] = {}  # output tokens of those that came to their own end
+        self.num_steps = 0
+        self.busy_us = 0
+        self.began_us: int | None = None
+        self.ended_us = 0
+        self.is_over = False  # set it at the end of the traffic: what is open may still end, and no rate counts it
+        self._seen: dict[RequestId, _Seen] = {}
+        self._gap = FairnessGap()
+
+    def submitted(self, request: Request, now_us: int) -> None:
+        rows = (self.classes[request.priority_class], self.tenants.setdefault(request.tenant_id, Row()))
+        for row in rows:
+            row.requests += 1
+        self._seen.setdefault(request.request_id, _Seen(now_us, rows))
+        self._begin(now_us)
+
+    def _begin(self, now_us: int) -> None:
+        if self.began_us is None:
+            self.began_us = now_us
+
+    def stepped(
+        self, plan: StepPlan, result: StepResult, events: StepEvents, engine: Scheduler, planned_us: int, now_us: int
+    ) -> None:
+        """After the step was applied at ``now_us``."""
+        self._begin(planned_us)
+        if not self.is_over:
+            self.ended_us = now_us
+        if not (plan.is_empty or self.is_over):
+            self.num_steps += 1
+            self.busy_us += result.duration_us
+        self._take_tokens(events, now_us)
+        for preempted in events.preempted:
+            self._preempted(preempted.request_id, preempted.lever.value, preempted.resource)
+        for rejected in events.rejected:
+            seen = self._seen.pop(rejected.request_id, None)
+            for row in () if seen is None else seen.rows:
+                row.refused[rejected.reason.value] += 1
+        for finished in events.finished:
+            is_own_end = finished.reason in (FinishReason.STOP, FinishReason.LENGTH)
+            if is_own_end:
+                self.lengths[finished.request_id] = finished.output_tokens
+            seen = self._seen.pop(finished.request_id, None)
+            for row in () if seen is None else seen.rows:
+                row.completed += is_own_end
+                row.ended_otherwise += not is_own_end
+        if plan.step % GAP_STEPS == 0:
+            self._gap.look(engine)
+
+    def _take_tokens(self, events: StepEvents, now_us: int) -> None:
+        seen = self._seen
+        for request_id in events.tokens.request_ids:
+            found = seen.get(request_id)
+            if found is None:
+                continue
+            of_class, of_tenant = found.rows
+            of_class.tokens += not self.is_over
+            of_tenant.tokens += not self.is_over
+            if not found.has_first_token:
+                found.has_first_token = True
+                of_class.ttft_us.append(now_us - found.arrival_us)
+                of_tenant.ttft_us.append(now_us - found.arrival_us)
+
+    def _preempted(self, request_id: RequestId, lever: str, resource: Resource) -> None:
+        seen = self._seen.get(request_id)
+        for row in () if seen is None else seen.rows:
+            if resource is Resource.STEP_TIME:
+                row.step_time_holds += 1
+            else:
+                row.preemptions[lever] += 1
+
+    # reading off
+
+    @property
+    def span_us(self) -> int:
+        return self.ended_us - (self.began_us or 0)
+
+    def report(self) -> dict[str, Any]:
+        """Plain data for JSON; durations in milliseconds, tokens a second over the whole span."""
+        return {
+            "span_s": round(self.span_us / 1_000_000, 3),
+            "steps": self.num_steps,
+            "busy_percent": round(100 * self.busy_us / self.span_us, 1) if self.span_us else 0.0,
+            "classes": {
+                priority_class.label: self._row(row) for priority_class, row in self.classes.items() if row.requests
+            },
+            "tenants": {tenant_id: self._row(row) for tenant_id, row in sorted(self.tenants.items())},
+            "fairness_gap_ms": {
+                priority_class.label: round(gap_us / 1_000, 3)
+                for priority_class, gap_us in self._gap.largest_us.items()
+                if self.classes[priority_class].requests
+            },
+        }
+
+    def _row(self, row: Row) -> dict[str, Any]:
+        ordered = sorted(row.ttft_us)
+        return {
+            "requests": row.requests,
+            "completed": row.completed,
+            "ended_otherwise": row.ended_otherwise,
+            "open": row.requests - row.completed - row.ended_otherwise - row.refused.total(),
+            "refused": dict(sorted(row.refused.items())),
+            "tokens": row.tokens,
+            "tokens_per_s": round(row.tokens * 1_000_000 / self.span_us, 2) if self.span_us else 0.0,
+            "ttft_ms": {"p50": _quantile_ms(ordered, 500), "p99": _quantile_ms(ordered, 990)},
+            "preemptions": dict(sorted(row.preemptions.items())),
+            "step_time_holds": row.step_time_holds,
+        }
+
+
+def _quantile_ms(ordered: list[int], per_mille: int) -> float | None:
+    """Nearest rank."""
+    return ordered[-(-len(ordered) * per_mille // 1_000) - 1] / 1_000 if ordered else None
