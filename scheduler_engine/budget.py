@@ -14,7 +14,8 @@ from scheduler_engine.state import EngineState
 _ACTIVE_WINDOW_US = 60_000_000
 _UNLIMITED_NS = 1 << 62
 _FIRST_TOKEN_STRETCH_PERCENT = 5  # what lower classes may add to a step that brings a first token: not worth a hold
-_CHEAP_PERCENT = 12  # throughput of lower classes that steps shorter than the policy's cap may cost
+_GAP_PERCENT = 99  # of the promised gap is planned for: a prediction may err a little
+_CHEAP_PERCENT = 8  # throughput of lower classes that steps shorter than the policy's cap may cost
 _DEAR_PERCENT = 20  # and that a cap may cost at all: beyond, steps are longer than it (a device slower than its policy)
 _FLOOR_SHARE_DIVISOR = 4  # a class in debt gets up to a quarter of the step
 
@@ -70,7 +71,7 @@ class StepBudget:
         policy = self._state.classes[rank]
         if policy.tbt_target_ms is None or not self._state.running.decoding[rank]:
             return _UNLIMITED_NS
-        return policy.tbt_target_ms * 1_000_000
+        return policy.tbt_target_ms * 10_000 * _GAP_PERCENT
 
     def _cap_ns(self, rank: int) -> int:
         """How long a step may be while the class was active in the last minute: who arrives in the middle of one waits

@@ -35,18 +35,23 @@ class TenantMix:
         return self._changed_us is not None and now_us - self._changed_us <= _MIXED_US
 
 
+def has_its_share(state: EngineState, live: LiveRequest) -> bool:
+    """True when its tenant has its equal share of the slots of a class that others use too."""
+    rank = live.rank
+    if state.classes[rank].ttft_target_ms is None or not state.mixes[rank].is_mixed(state.now_us):
+        return False
+    return live.account.num_started * max(2, state.accountant.num_active(rank)) >= state.slot_cap(rank)
+
+
 def is_kept_out(state: EngineState, live: LiveRequest, peak_blocks: int) -> bool:
     """True when a newcomer would take what is kept for others: its tenant has its equal share of the class's slots, and
     only the last ones are left. What lower classes hold counts as left. ``peak_blocks``: the highest point ahead with
     the newcomer in it.
     """
     rank = live.rank
-    may_be = state.classes[rank].ttft_target_ms is not None and state.mixes[rank].is_mixed(state.now_us)
-    if not may_be or live.state is not State.WAITING:
+    if live.state is not State.WAITING or not has_its_share(state, live):
         return False
     slot_cap = state.slot_cap(rank)
-    if live.account.num_started * max(2, state.accountant.num_active(rank)) < slot_cap:
-        return False
     used = sum(state.running.num_in_slots(higher) for higher in range(rank + 1))
     if used + 1 > slot_cap - slot_cap // _DIVISOR:
         return True

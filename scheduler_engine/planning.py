@@ -13,6 +13,7 @@ from scheduler_engine.budget import StepBudget
 from scheduler_engine.deadlines import is_late, must_be_relegated, relegate
 from scheduler_engine.decoding import DecodePlanner
 from scheduler_engine.draft import Chunk, Draft
+from scheduler_engine.entry import has_its_share
 from scheduler_engine.events import RejectReason
 from scheduler_engine.live import LiveRequest, State
 from scheduler_engine.policy import PriorityClass
@@ -53,6 +54,7 @@ class StepPlanner:
         self._draft = draft
         self._budget = budget
         self._room = Room(state, draft, budget)
+        self._serves_quiet = False  # the class's step brings a tenant below its share nearer to its first token
         self._decodes = DecodePlanner(state, draft, budget, self._room)
 
     def plan(self) -> None:
@@ -64,7 +66,7 @@ class StepPlanner:
     def _plan_prefills(self, rank: int) -> None:
         """Prefills in flight and new heads of one class, the tenant served least first."""
         state, draft = self._state, self._draft
-        heads = _HeadPass()
+        heads, self._serves_quiet = _HeadPass(), False
         in_flight = sorted(state.running.prefilling[rank].values(), key=_prefill_key)
         for live in in_flight:
             if live.hard_deadline_us is None:
@@ -85,13 +87,25 @@ class StepPlanner:
         if live.rank == PriorityClass.BATCH and self._state.overload.is_suspended and self._budget.num_tokens:
             journal.starved(live, Cause.POLICY_PAUSE)
             return
-        count = self._budget.chunk(live.rank, start=live.computed, rest=live.rest)
+        count = self._chunk(live)
         if count:
-            self._budget.grant_prefill(live.rank, start=live.computed, count=count)
-            self._draft.chunks.append(Chunk(live, count))
+            self._grant_prefill(live, count)
             journal.served(live)
         else:
             journal.starved(live, Cause.STEP_BUDGET)
+
+    def _chunk(self, live: LiveRequest) -> int:
+        """Prefill tokens that this step has for it. Where the first token of a tenant below its share is on its way,
+        those who have theirs do not make the step longer.
+        """
+        if self._serves_quiet and has_its_share(self._state, live):
+            return 0
+        return self._budget.chunk(live.rank, start=live.computed, rest=live.rest)
+
+    def _grant_prefill(self, live: LiveRequest, count: int) -> None:
+        self._budget.grant_prefill(live.rank, start=live.computed, count=count)
+        self._draft.chunks.append(Chunk(live, count))
+        self._serves_quiet = self._serves_quiet or not has_its_share(self._state, live)
 
     def _admit_heads(self, rank: int, heads: _HeadPass, *, below_service: int | None) -> None:
         """Let in heads of tenants served less than ``below_service``, fairest first.
@@ -143,7 +157,7 @@ class StepPlanner:
             state.journal.stopped(live, Cause.COPY_TURN, draft)
             return _Verdict.STOP  # no copy in beside a copy out, except for a higher class
         is_decode = live.rest == 1 and live.computed > 0
-        count = 1 if is_decode else self._budget.chunk(rank, start=live.computed, rest=live.rest)
+        count = 1 if is_decode else self._chunk(live)
         if not count or (is_decode and not self._decode_fits(live)):
             self._room.earmark(live)
             state.journal.stopped(live, Cause.STEP_BUDGET, draft)
@@ -163,8 +177,7 @@ class StepPlanner:
         if is_decode:
             self._budget.grant_decodes(1, live.total)
         else:
-            self._budget.grant_prefill(rank, start=live.computed, count=count)
-            draft.chunks.append(Chunk(live, count))
+            self._grant_prefill(live, count)
         return _Verdict.ADMITTED
 
     def _why_none(self, live: LiveRequest) -> Cause | None:
