@@ -16,7 +16,7 @@ from gpu_worker.service import GATEWAY_GRACE_US, ThreadDied, WorkerService
 from gpu_worker.simulated import DEVICES, SimulatedExecutor
 from scheduler_engine.plan import StepPlan, StepResult
 from scheduler_engine.policy import PolicySnapshot, gpu_classes
-from wire.bus import BusError, StepOutput
+from wire.bus import BadEntry, BusError, StepOutput
 from wire.memory_bus import GATEWAY_LIFETIME_US, MemoryGatewayBus, MemoryHub, MemoryWorkerBus
 from wire.messages import Cancel, Finished, Rejected, Tokens, Usage
 
@@ -51,6 +51,7 @@ class FlakyBus(MemoryWorkerBus):
 
     failures_before = failures_after = num_gateway_checks = 0
     broken: Exception | None = None
+    not_understood: tuple[BadEntry, ...] | list[BadEntry] = ()
 
     def publish(self, output: StepOutput) -> None:
         if self.failures_before:
@@ -68,7 +69,8 @@ class FlakyBus(MemoryWorkerBus):
     def receive(self, timeout_s: float) -> Any:
         if self.broken is not None:
             raise self.broken
-        return super().receive(timeout_s)
+        bad, self.not_understood = self.not_understood, ()
+        return [*bad, *super().receive(timeout_s)]
 
 
 class Stage:
@@ -294,6 +296,21 @@ def test_a_dump_on_request_comes_at_a_step_boundary(
     stage.send(small_worker.submit(max_tokens=3))
     stage.until_end("r1")
     assert "books: balanced" in capsys.readouterr().err
+
+
+def test_a_message_that_is_not_understood_is_skipped_and_the_next_one_is_served(
+    stage: Stage, small_worker: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stage.bus.not_understood = [
+        BadEntry("7-0", "version 9, this process speaks 1"),
+        BadEntry("8-0", "unknown kind 'X'"),
+    ]
+    stage.until(lambda: not stage.bus.not_understood)
+    stage.send(small_worker.submit(max_tokens=3))
+    assert stage.until_end("r1").output_tokens == 3
+    said = capsys.readouterr().err
+    assert "skipped entry 7-0: version 9, this process speaks 1" in said
+    assert "skipped entry 8-0: unknown kind 'X'" in said
 
 
 def test_a_policy_that_arrives_over_the_bus_is_taken(stage: Stage) -> None:
