@@ -31,7 +31,7 @@ _CAUSES = {
     Cause.OTHER_TENANT: "behind another tenant with less service",
     Cause.CONCURRENCY: "for its tenant's limit of running requests",
     Cause.PATIENCE: "for running requests ({holder}) that were about to end",
-    Cause.POLICY_PAUSE: "while its class was paused by an overload of {holder}",
+    Cause.POLICY_PAUSE: "while its class was paused by an overload of a class above",
     Cause.PREFIX: "for a prefix that another request was computing",
     Cause.SHARE: "for tenants with a smaller share of its class, to whom the last of it belongs",
     Cause.RESTING: "because memory had just been taken from its class",

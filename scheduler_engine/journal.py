@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 NUM_RECORDS = 32_768
 NUM_ENDED = 4_096
+_OF_THE_STEP = (Cause.STEP_BUDGET, Cause.STEP_TIME)
 
 
 class Ended(NamedTuple):
@@ -151,7 +152,9 @@ class Journal:
     def bypassed(self, blocked: LiveRequest, by: LiveRequest) -> None:
         self._write(blocked, Action.BYPASSED, other=by.sequence_number)
 
-    def preempted(self, live: LiveRequest, lever: Lever, resource: Resource, by: LiveRequest | None) -> None:
+    def preempted(
+        self, live: LiveRequest, lever: Lever, resource: Resource, by: LiveRequest | None, costs: LeverCosts
+    ) -> None:
         """Call it once the state is the new one, before the request is put into line."""
         log = live.waits
         self.waits.busy(log, self.now_us)
@@ -163,7 +166,7 @@ class Journal:
             lever=lever_code(lever),
             holder=0 if by is None else 1 + by.rank,
             other=0 if by is None else by.sequence_number,
-            costs=self._lever_costs(live, lever),
+            costs=costs,
         )
         if live.state is State.SAVING:
             self.waits.idle(log, share_key(Cause.SAVING, 0), self.now_us)
@@ -175,13 +178,13 @@ class Journal:
         self._write(live, Action.SAVED)
         self.waits.begin(live.account, live.waits, self.now_us)
 
-    def _lever_costs(self, live: LiveRequest, lever: Lever) -> LeverCosts:
-        """As ``preemption.cheapest_lever`` sees them, over what the request had computed."""
+    def lever_costs(self, live: LiveRequest, lever: Lever) -> LeverCosts:
+        """As ``preemption.cheapest_lever`` sees them: ask before anything is given up."""
         state = self._state
-        computed = live.computed or live.computed_high
-        can_swap = state.config.num_host_blocks > 0
-        swap_us = 2 * to_us(state.cost.copy_ns(state.config.num_blocks_for(computed)))
-        recompute_us = to_us(state.cost.prefill_ns(0, computed))
+        num_blocks = state.config.num_blocks_for(live.computed)
+        can_swap = num_blocks <= state.host.num_free
+        swap_us = 2 * to_us(state.cost.copy_ns(num_blocks))
+        recompute_us = to_us(state.cost.prefill_ns(0, live.computed))
         return LeverCosts(
             hold_us=0 if lever is Lever.HOLD else NOT_OPEN,
             swap_us=min(NOT_OPEN, swap_us) if can_swap else NOT_OPEN,
@@ -204,7 +207,8 @@ class Journal:
     def stopped(self, live: LiveRequest, cause: Cause, draft: Draft) -> None:
         """For want of a part of the step."""
         if self._is_news(live, cause):
-            self._block(live, cause, self._step_holder(live.rank, draft), (0, 0))
+            holder = self._step_holder(live.rank, draft) if cause in _OF_THE_STEP else 0
+            self._block(live, cause, holder, (0, 0))
 
     def blocked(self, live: LiveRequest, cause: Cause, need: tuple[int, int]) -> None:
         """For want of slots or blocks (``need``)."""

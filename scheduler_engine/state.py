@@ -187,6 +187,7 @@ class EngineState:
         self, live: LiveRequest, lever: Lever, resource: Resource, by: LiveRequest | None, draft: Draft
     ) -> None:
         """Out of its slot (or from held further out), by a lever; back into the queue with its old key."""
+        costs = self.journal.lever_costs(live, lever)
         was_running = live.state in (State.PREFILL, State.DECODE)
         self.running.remove(live)
         live.suspended_step = draft.step
@@ -215,7 +216,7 @@ class EngineState:
         if by is not None and by.rank < live.rank and lever is not Lever.HOLD:
             self.headroom.note_pressure(live.rank, draft.now_us)
         self.outbox.preempted.append(Preempted(live.request_id, lever, resource, None if by is None else by.request_id))
-        self.journal.preempted(live, lever, resource, by)
+        self.journal.preempted(live, lever, resource, by, costs)
         if live.state is not State.SAVING:
             self.enqueue(live)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Callable
 
 from scheduler_engine.config import EngineConfig
@@ -98,3 +99,13 @@ class RandomRun:
         done = tuple(request_id for due, request_id in self._copies if due <= step)
         self._copies = [copy for copy in self._copies if copy[0] > step]
         return done
+
+
+def digest_of(seed: int, num_steps: int) -> str:
+    engine = Scheduler(CONFIG, POLICY, COST)
+    RandomRun(engine, seed).run(num_steps)
+    return engine.digest
+
+
+if __name__ == "__main__":
+    sys.stdout.write(digest_of(int(sys.argv[1]), int(sys.argv[2])))

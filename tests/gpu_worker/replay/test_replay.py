@@ -251,7 +251,7 @@ def test_the_last_entry_of_a_log_says_that_it_is_whole(log: Path) -> None:
 
 
 @pytest.mark.soak
-def test_a_hundred_thousand_random_steps_replay_to_the_same_digest(tmp_path: Path) -> None:
-    digest, num_steps = recorded(tmp_path, 7, 100_000, wall=Wall(), limit_bytes=1 << 28)
+def test_a_million_random_steps_replay_to_the_same_digest(tmp_path: Path) -> None:
+    digest, num_steps = recorded(tmp_path, 7, 1_000_000, limit_bytes=1 << 30, most_file_bytes=1 << 22)
     found = replay(log_files(tmp_path))
     assert (found.digest, found.num_steps) == (digest, num_steps)
