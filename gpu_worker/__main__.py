@@ -58,10 +58,13 @@ def open_device(config: WorkerConfig, clock: Clock) -> Device:
 
     executor = build(
         config.model,
-        kv_mib=config.kv_mib or 512,
+        kv_mib=config.kv_mib,
         host_kv_mib=config.host_kv_mib or 192,
         threads=config.threads or 0,
+        device=config.torch_device,
+        precision=config.weights,
     )
+    say(f"worker {config.worker_id}: {executor.described}")
     engine = engine_config(executor.shape, config.slots or config.device.num_slots)
     grammars = None
     if is_supported() and vocabulary.stop_token_ids:

@@ -13,6 +13,7 @@ SHORT_CHUNK, LONG_CHUNK = 16, 96
 FEW_ROWS, MANY_ROWS = 2, 8
 SHORT_CONTEXT, LONG_CONTEXT = 16, 320
 REPETITIONS = 2
+WARM_CHUNK, WARM_ROWS, WARM_CONTEXT = 1_024, 64, 2_048
 
 Execute = Callable[[StepPlan], StepResult]
 
@@ -45,6 +46,13 @@ def measure(
         copy_operation_us=1,
         copy_bytes_per_us=max(1, shape.bytes_per_block * 1_000 // max(1, copy_ns)),
     )
+
+
+def warm_up(execute: Execute, shape: ExecutorShape) -> None:
+    """Steps like those that will come, so that kernels which try their variants at a first call try them on these."""
+    timer = _Timer(execute, shape, lambda: 0)
+    timer.chunk(WARM_CHUNK)
+    timer.rows(WARM_ROWS, WARM_CONTEXT)
 
 
 class _Timer:

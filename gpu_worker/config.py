@@ -37,6 +37,8 @@ class WorkerConfig:
     record: Path | None
     record_mib: int
     self_test: bool
+    torch_device: str = "auto"
+    weights: str = "full"
 
 
 def parse(arguments: Sequence[str] | None = None) -> WorkerConfig:
@@ -50,6 +52,12 @@ def parse(arguments: Sequence[str] | None = None) -> WorkerConfig:
     parser.add_argument("--host-kv-mib", type=positive, metavar="N", help="memory for KV that is swapped out")
     parser.add_argument("--slots", type=positive, metavar="N", help="requests that may run at once")
     parser.add_argument("--threads", type=positive, metavar="N", help="CPU threads of the model")
+    parser.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="cuda where there is one (auto)"
+    )
+    parser.add_argument(
+        "--weights", choices=("full", "int8"), default="full", help="int8: a quarter of the memory, on CPUs"
+    )
     parser.add_argument("--device-profile", choices=sorted(DEVICES), default="cpu-smollm2")
     parser.add_argument("--policy", type=Path, metavar="FILE", help="policy to start with, as JSON")
     parser.add_argument("--drain-limit", type=positive, default=20, metavar="SECONDS")
@@ -72,6 +80,8 @@ def parse(arguments: Sequence[str] | None = None) -> WorkerConfig:
         record=found.record,
         record_mib=found.record_mib,
         self_test=found.self_test,
+        torch_device=found.device,
+        weights=found.weights,
     )
 
 

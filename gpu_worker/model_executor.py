@@ -13,12 +13,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gpu_worker.calibration import measure
+from gpu_worker import cuda_device
+from gpu_worker.calibration import measure, warm_up
 from gpu_worker.executor import ConstraintError, DeviceLost, DrawRules, ExecutorShape
 from gpu_worker.kernels.layout import BLOCK_SIZE
 from gpu_worker.kv_cache import KvCache, bytes_per_block
 from gpu_worker.model_runner import ModelRunner, blocks_of
 from gpu_worker.models.llama import Llama
+from gpu_worker.models.target import target_for
 from gpu_worker.sampling import GREEDY, NOT_DRAWN, Draw, Sampler, stream_of
 from gpu_worker.weights import WeightsError, open_weights
 from scheduler_engine.cost import CostConstants
@@ -27,6 +29,7 @@ from scheduler_engine.request import RequestId
 from wire.messages import SamplingParameters, TokenLogprob
 
 MIB = 1 << 20
+CPU_KV_MIB = 512  # of a CPU's memory, which is not the worker's own: a KV pool where none is asked for
 
 
 @dataclass(slots=True)
@@ -49,7 +52,7 @@ class ModelExecutor:
         self.with_margins = False  # tests record them; a second best costs a pass over the logits
         self._runner = ModelRunner(model, cache)
         self._cache = cache
-        self._sampler = Sampler(model.config.vocab_size)
+        self._sampler = Sampler(model.config.vocab_size, model.target.device)
         self._clock_ns = clock_ns
         self._stream_of: dict[RequestId, int] = {}
         self._failed_before: set[RequestId] = set()
@@ -74,8 +77,16 @@ class ModelExecutor:
             margins=outcome.margins if self.with_margins else (),
         )
 
+    @property
+    def described(self) -> str:
+        """What computes, in a sentence for the log."""
+        return self._runner.model.target.described
+
     def calibrate(self) -> CostConstants:
         """Runs a few made-up steps over the pool's first blocks: only before the first plan. Takes some seconds."""
+        if self._runner.model.target.device.type == "cuda":
+            warm_up(self.execute, self.shape)  # kernels choose their tiles at their first call
+            self._runner.capture_decodes(cuda_device.GraphCapture())
         constants = measure(self.execute, self._cache.measure_copy, self.shape, self._clock_ns)
         self._stream_of.clear()
         return constants
@@ -196,20 +207,40 @@ def _rules(row: ScheduledRow) -> DrawRules:
             return GREEDY
 
 
-def build(model_path: str | Path, *, kv_mib: int, host_kv_mib: int, threads: int) -> ModelExecutor:
-    """Loads the model. Raises ModelFileError with a sentence. ``threads`` is the whole process's; 0 leaves it."""
+def build(
+    model_path: str | Path,
+    *,
+    kv_mib: int | None,
+    host_kv_mib: int,
+    threads: int,
+    device: str = "cpu",
+    precision: str = "full",
+) -> ModelExecutor:
+    """Loads the model. Raises ModelFileError with a sentence. ``threads`` is the whole process's; 0 leaves it.
+
+    ``device`` and ``precision`` as ``models.target`` takes them. ``kv_mib`` None: what a CUDA device has free, less its
+    margin, or CPU_KV_MIB.
+    """
     if threads:
         torch.set_num_threads(threads)
-    model = Llama(open_weights(Path(model_path)))
+    weights = open_weights(Path(model_path))
+    model = Llama(weights, target_for(weights.config, device, precision))
     _return_freed_memory()
     return assemble(model, kv_mib=kv_mib, host_kv_mib=host_kv_mib)
 
 
-def assemble(model: Llama, *, kv_mib: int, host_kv_mib: int) -> ModelExecutor:
+def assemble(model: Llama, *, kv_mib: int | None, host_kv_mib: int) -> ModelExecutor:
     """A model and its two pools. Raises WeightsError when the device's holds not a single block."""
-    block_bytes = bytes_per_block(model.config, BLOCK_SIZE)
+    target = model.target
+    block_bytes = bytes_per_block(model.config, BLOCK_SIZE, target.dtype)
+    if kv_mib is not None:
+        pool_bytes = kv_mib * MIB
+    elif target.device.type == "cuda":
+        pool_bytes = cuda_device.pool_bytes()
+    else:
+        pool_bytes = CPU_KV_MIB * MIB
     shape = ExecutorShape(
-        num_blocks=kv_mib * MIB // block_bytes,
+        num_blocks=pool_bytes // block_bytes,
         num_host_blocks=host_kv_mib * MIB // block_bytes,
         block_size=BLOCK_SIZE,
         bytes_per_block=block_bytes,
@@ -217,10 +248,8 @@ def assemble(model: Llama, *, kv_mib: int, host_kv_mib: int) -> ModelExecutor:
         copies_in_order=True,
     )
     if not shape.num_blocks:
-        raise WeightsError(f"a KV pool of {kv_mib} MiB holds not even one block of {block_bytes:,} bytes")
-    cache = KvCache(
-        model.config, num_blocks=shape.num_blocks, num_host_blocks=shape.num_host_blocks, block_size=BLOCK_SIZE
-    )
+        raise WeightsError(f"a KV pool of {pool_bytes // MIB} MiB holds not even one block of {block_bytes:,} bytes")
+    cache = KvCache(model.config, num_blocks=shape.num_blocks, num_host_blocks=shape.num_host_blocks, target=target)
     return ModelExecutor(model, cache, shape)
 
 

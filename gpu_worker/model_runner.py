@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from gpu_worker.kernels.layout import Layout
@@ -17,6 +19,12 @@ from gpu_worker.kv_cache import KvCache
 from gpu_worker.models.batch import Batch
 from gpu_worker.models.llama import Llama
 from scheduler_engine.plan import ScheduledRow
+
+if TYPE_CHECKING:
+    from gpu_worker.decode_graphs import Capture, DecodeGraphs
+
+# Batches that decode steps are captured for: steps of a quarter to a half, so that little of a replay is padding.
+SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +41,17 @@ class ModelRunner:
     def __init__(self, model: Llama, cache: KvCache) -> None:
         self.model = model
         self._cache = cache
+        self._graphs: DecodeGraphs | None = None
+
+    @torch.inference_mode()
+    def capture_decodes(self, capture: Capture, sizes: Sequence[int] = SIZES) -> None:
+        """From now on decode steps of up to the largest of ``sizes`` are replayed. Kernels must have run before."""
+        from gpu_worker.decode_graphs import DecodeGraphs  # triton: only where kernels are compiled
+
+        blocks = min(-(-self.model.config.context_length // self._cache.block_size), len(self._cache.device_pool))
+        self._graphs = DecodeGraphs(
+            self.model, self._cache.device_pool, capture, num_table_blocks=blocks, sizes=tuple(sizes)
+        )
 
     @torch.inference_mode()
     def run(self, rows: Sequence[ScheduledRow]) -> Computed:
@@ -42,14 +61,9 @@ class ModelRunner:
         token_ids = numpy.concatenate([numpy.asarray(rows[index].token_ids, dtype=numpy.int64) for index in order])
         if not 0 <= token_ids.min() <= token_ids.max() < self.model.config.vocab_size:
             raise IndexError("a token id outside the vocabulary")  # on a GPU a wrong index ends the process
-        batch = Batch(
-            token_ids=torch.from_numpy(token_ids),
-            positions=torch.from_numpy(layout.positions()),
-            place=self.model.kernels.place(layout),
-        )
-        normed = self.model.forward(batch, self._cache.device_pool)
+        normed = self._forward(layout, token_ids)
         firsts = layout.firsts
-        finite_tokens = normed.sum(dim=1).isfinite().numpy()  # one NaN or Inf makes the sum one
+        finite_tokens = normed.sum(dim=1, dtype=torch.float32).isfinite().cpu().numpy()  # one NaN or Inf makes it one
         finite_rows = numpy.logical_and.reduceat(finite_tokens, firsts[:-1]).tolist()
         finite, last_token = [True] * len(rows), [0] * len(rows)
         for place, index in enumerate(order):
@@ -58,7 +72,18 @@ class ModelRunner:
         sampling = [last_token[index] for index, row in enumerate(rows) if row.samples]
         if not sampling:
             return Computed(torch.empty(0, self.model.config.vocab_size), finite)
-        return Computed(self.model.logits(normed[sampling]), finite)
+        return Computed(self.model.logits(normed[sampling]).float(), finite)
+
+    def _forward(self, layout: Layout, token_ids: NDArray[numpy.int64]) -> Tensor:
+        target = self.model.target
+        if self._graphs is not None and self._graphs.fits(layout):
+            return self._graphs.run(layout, token_ids)
+        batch = Batch(
+            token_ids=torch.from_numpy(token_ids).to(target.device),
+            positions=torch.from_numpy(layout.positions()).to(target.device),
+            place=target.kernels.place(layout),
+        )
+        return self.model.forward(batch, self._cache.device_pool)
 
 
 def arranged(rows: Sequence[ScheduledRow]) -> list[int]:

@@ -17,6 +17,9 @@ from pytest_django import DjangoDbBlocker, Settings
 from gateway.databases import ALIASES, database_settings
 from gateway.embedded import EmbeddedPostgres, EmbeddedValkey, running
 
+if not Path("/dev/nvidiactl").exists():
+    os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it is first imported, by whomever
+
 UNREACHABLE = "127.0.0.1:1"
 _ROLE_OF_ALIAS = {"default": "app_ops", "tenant": "app_rw", "owner": "app_owner"}
 

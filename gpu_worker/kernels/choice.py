@@ -37,6 +37,10 @@ class Kernels(Protocol):
         """[T, H, D] → [T, H * D]."""
         ...
 
+    def gather_blocks(self, pool: Tensor, blocks: Tensor, out: Tensor) -> None: ...
+
+    def scatter_blocks(self, pool: Tensor, blocks: Tensor, rows: Tensor) -> None: ...
+
 
 def kernels_for(device: torch.device, shape: PoolShape) -> Kernels:
     """The table: torch's own operators on a CPU, Triton on a CUDA device."""

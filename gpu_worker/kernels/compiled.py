@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gpu_worker.kernels import block_copy
 from gpu_worker.kernels.choice import Norms
 from gpu_worker.kernels.layout import Layout, PoolShape
 from gpu_worker.kernels.paged_decode import attend_decode
@@ -85,3 +86,9 @@ class TritonKernels:
             where = (layer_pool, tables, contexts, place.firsts)
             attend_prefill(queries[single:], *where, out[single:], tiles=place.tiles)
         return out.flatten(1)
+
+    def gather_blocks(self, pool: Tensor, blocks: Tensor, out: Tensor) -> None:
+        block_copy.gather_blocks(pool.flatten(1), blocks, out.flatten(1))
+
+    def scatter_blocks(self, pool: Tensor, blocks: Tensor, rows: Tensor) -> None:
+        block_copy.scatter_blocks(pool.flatten(1), blocks, rows.flatten(1))

@@ -111,6 +111,12 @@ class CpuKernels:
                 mixed.append(_attend_single(mine, keys, values, group.mask))
         return mixed[0] if len(mixed) == 1 else torch.cat(mixed)
 
+    def gather_blocks(self, pool: Tensor, blocks: Tensor, out: Tensor) -> None:
+        torch.index_select(pool, 0, blocks, out=out)
+
+    def scatter_blocks(self, pool: Tensor, blocks: Tensor, rows: Tensor) -> None:
+        pool.index_copy_(0, blocks.long(), rows)
+
     def _copy(self, blocks: Tensor, wanted: Tensor) -> Tensor:
         """Overwritten by the next copy."""
         size = wanted.numel() * blocks.shape[1]

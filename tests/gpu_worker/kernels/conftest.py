@@ -1,4 +1,4 @@
-"""Where there is no GPU the kernels run through Triton's interpreter, which must be chosen before they are imported."""
+"""One fixture: the device on which kernels run here."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ import os
 
 import pytest
 import torch
-
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture(scope="session", autouse=True)
