@@ -223,3 +223,61 @@ def test_a_step_without_decisions_writes_no_record() -> None:
     before = world.engine.digest
     world.run(1)
     assert world.engine.digest != before
+
+
+def reached(*worlds: World) -> set[Cause]:
+    """Causes that somebody in the worlds waited for."""
+    found: set[Cause] = set()
+    for world in worlds:
+        for request_id in world.stories:
+            explanation = explained(world, request_id)
+            found |= {share.cause for share in (*explanation.queued, *explanation.paused)}
+    return found
+
+
+def test_slow_copies_are_told_from_room_that_is_missing() -> None:
+    world = World(64, 8, copies_in_order=False, copy_steps=4)
+    world.many(4, BATCH, 200, 200)
+    world.run(10)
+    for _ in range(4):
+        world.submit(INTERACTIVE, 400, 8, tenant="Aurora")
+        world.run(6)
+    world.finish()
+    assert reached(world) >= {Cause.COPY_FENCE, Cause.SAVING}
+
+
+def test_a_head_that_waits_for_ends_that_are_near_is_patient() -> None:
+    world = World(64, 4, token_budget=2_048)
+    world.many(4, BATCH, 64, 40)
+    world.run(20)
+    patient = world.submit(DEFAULT, 64, 8, tenant="Aurora")
+    world.finish()
+    assert Cause.PATIENCE in causes(explained(world, patient).queued)
+    assert "were about to end" in explained(world, patient).text
+
+
+def test_room_that_is_set_apart_for_a_head_above_is_told() -> None:
+    world = World(64, 8, policy=policy(patience_steps=None, patience_ms=None, cap_memory_percent=100))
+    world.submit(DEFAULT, 600, 200, tenant="Nova")
+    world.run(3)
+    world.submit(INTERACTIVE, 600, 8, tenant="Aurora")
+    waiting = world.submit(BATCH, 64, 8)
+    world.run(5)
+    assert causes(explained(world, waiting).queued).keys() == {Cause.EARMARK}
+
+
+def test_the_last_slots_of_a_class_are_for_others() -> None:
+    world = World(4_000, 32)
+    world.submit(INTERACTIVE, 64, 4, tenant="Aurora")
+    world.many(60, INTERACTIVE, 64, 60, tenant="Nova")
+    world.run(20)
+    assert Cause.SHARE in reached(world)
+
+
+def test_batch_that_is_paused_for_an_overload_above_is_told() -> None:
+    world = World(400, 8, check=False)
+    world.many(300, INTERACTIVE, 512, 60, tenant="Nova")
+    world.run(400)
+    world.many(4, BATCH, 64, 40)
+    world.run(200)
+    assert Cause.POLICY_PAUSE in reached(world)
