@@ -1,7 +1,8 @@
 # One image for every process of the platform; docker-compose.yml says which command each runs.
-# --build-arg EXTRAS=worker adds PyTorch for the worker, TORCH_INDEX its package index (plain indexes serve CUDA builds on Linux).
+# --build-arg EXTRAS=worker,grammar makes the worker's (PyTorch, no Django), TORCH_INDEX names PyTorch's package index (plain
+# indexes serve CUDA builds on Linux).
 FROM python:3.12-slim AS build
-ARG EXTRAS=""
+ARG EXTRAS="platform,grammar"
 ARG TORCH_INDEX=""
 WORKDIR /app
 RUN python -m venv /venv
@@ -12,8 +13,8 @@ COPY billing billing
 COPY scheduler_engine scheduler_engine
 COPY gpu_worker gpu_worker
 RUN set -eu; pip="/venv/bin/pip install --no-cache-dir --constraint constraints.txt"; \
-    if [ -n "$EXTRAS" ] && [ -n "$TORCH_INDEX" ]; then $pip --index-url "$TORCH_INDEX" torch; fi; \
-    $pip --editable ".${EXTRAS:+[$EXTRAS]}"
+    case "$EXTRAS" in *worker*) [ -z "$TORCH_INDEX" ] || $pip --index-url "$TORCH_INDEX" torch;; esac; \
+    $pip --editable ".[$EXTRAS]"
 
 FROM python:3.12-slim
 RUN useradd --create-home --uid 10001 rubato && mkdir /data && chown rubato /data

@@ -8,6 +8,7 @@
 PYTHON ?= python3
 ARGS ?=
 TORCH_INDEX ?=
+EXTRAS := platform,worker,grammar,demo
 # A comma inside an argument of $(call …).
 , := ,
 RUN := .venv/bin/python
@@ -81,7 +82,7 @@ define install
 endef
 
 $(STORY): .venv/bin/python pyproject.toml constraints.txt
-	$(call install,the platform and its demo,worker$(,)demo)
+	$(call install,the platform and its demo,$(EXTRAS))
 
 $(ALL): $(STORY)
-	$(call install,the development tools,worker$(,)demo$(,)dev)
+	$(call install,the development tools,$(EXTRAS)$(,)dev)
