@@ -25,4 +25,4 @@ COPY manage.py ./
 COPY templates templates
 ENV PATH=/venv/bin:$PATH PYTHONUNBUFFERED=1 RUBATO_DATA=/data MALLOC_ARENA_MAX=2
 USER rubato
-CMD ["granian", "--interface=asgi", "--host=0.0.0.0", "--port=8000", "--loop=uvloop", "gateway.asgi:application"]
+CMD ["granian", "--interface=asgi", "--loop=uvloop", "--http=1", "--http1-header-read-timeout=10000", "--backlog=4096", "--backpressure=8192", "--host=0.0.0.0", "--port=8000", "gateway.asgi:application"]

@@ -25,6 +25,7 @@ from scheduler_engine.scheduler import Scheduler
 from wire.bus import WorkerBus
 from wire.gguf_header import ModelFileError
 from wire.grammars import is_supported
+from wire.messages import GRAMMAR, LOGPROBS
 from wire.redis_bus import RedisWorkerBus
 from wire.vocabulary import load as load_vocabulary
 
@@ -43,6 +44,7 @@ class Device:
     model: str
     token_bytes: Sequence[bytes]
     grammars: GrammarCompiler | None = None
+    features: tuple[str, ...] = ()
 
 
 def open_device(config: WorkerConfig, clock: Clock) -> Device:
@@ -66,10 +68,12 @@ def open_device(config: WorkerConfig, clock: Clock) -> Device:
     )
     say(f"worker {config.worker_id}: {executor.described}")
     engine = engine_config(executor.shape, config.slots or config.device.num_slots)
-    grammars = None
+    grammars, features = None, [LOGPROBS]
     if is_supported() and vocabulary.stop_token_ids:
         grammars = GrammarCompiler(vocabulary.token_bytes, vocabulary.stop_token_ids)
-    return Device(executor, engine, executor.calibrate(), vocabulary.name, vocabulary.token_bytes, grammars)
+        features.append(GRAMMAR)
+    cost = executor.calibrate()
+    return Device(executor, engine, cost, vocabulary.name, vocabulary.token_bytes, grammars, tuple(features))
 
 
 def _simulated_device(config: WorkerConfig, clock: Clock, vocabulary: Vocabulary | None) -> Device:
@@ -102,6 +106,8 @@ def build_service(
                 epoch=epoch,
                 model=device.model,
                 max_model_len=device.engine.max_model_len,
+                features=device.features,
+                num_cache_tokens=device.engine.num_blocks * device.engine.block_size,
             ),
             scheduler=engine_of(epoch),
             executor=device.executor,

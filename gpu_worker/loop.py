@@ -75,6 +75,8 @@ class WorkerLoop:
     def take_in(self, message: ToWorker, received_at_us: int) -> None:
         """Note what the message asks; it takes effect in the next turn."""
         match message:
+            case Submit(worker_epoch=epoch) if epoch not in (0, self.identity.epoch):
+                pass  # meant for one that died: its gateway knows, and has sent it on
             case Submit() if message.sampling.grammar is not None:
                 self._anteroom.enter(message, received_at_us)
             case Submit():

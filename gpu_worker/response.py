@@ -7,8 +7,9 @@ import dataclasses
 from gpu_worker.executor import Constraint, DrawRules
 from gpu_worker.stop_strings import StopAutomaton, StopMatcher
 from scheduler_engine import events
+from scheduler_engine.events import FinishReason
 from scheduler_engine.request import Request, RequestId
-from wire.messages import SamplingParameters, Submit, TokenLogprob
+from wire.messages import ChoiceEnd, SamplingParameters, Submit, TokenLogprob
 
 _SEED_MASK = 2**63 - 1
 _SEED_STRIDE = 0x9E3779B97F4A7C15  # 2**64 / golden ratio: siblings draw from streams far apart
@@ -20,7 +21,17 @@ class Choice:
     ``logprobs`` is aligned with ``token_ids`` where they were asked for, else empty.
     """
 
-    __slots__ = ("end", "index", "logprobs", "matcher", "num_sent", "request_id", "response", "token_ids")
+    __slots__ = (
+        "end",
+        "ended_before",
+        "index",
+        "logprobs",
+        "matcher",
+        "num_sent",
+        "request_id",
+        "response",
+        "token_ids",
+    )
 
     def __init__(self, response: Response, index: int, matcher: StopMatcher | None) -> None:
         delivered = response.submit.delivered_token_ids
@@ -32,7 +43,21 @@ class Choice:
         self.num_sent = len(self.token_ids)
         asks = response.submit.sampling.num_top_logprobs is not None
         self.logprobs: list[TokenLogprob | None] = [None] * len(self.token_ids) if asks else []
+        self.ended_before: ChoiceEnd | None = None  # in an earlier attempt
         self.end: events.Finished | None = None
+
+    def keep_ended(self, ended: ChoiceEnd) -> None:
+        """An earlier attempt brought it to its end: only counted here."""
+        self.ended_before = ended
+        self.end = events.Finished(
+            request_id=self.request_id,
+            reason=FinishReason(ended.reason),
+            prompt_tokens=len(self.response.submit.prompt_token_ids),
+            cached_tokens=0,
+            output_tokens=len(self.token_ids),
+            counters=events.RequestCounters(),
+            detail=ended.detail,
+        )
 
     @property
     def num_ready(self) -> int:
@@ -68,6 +93,8 @@ class Response:
         self.choices = [
             Choice(self, index, StopMatcher(automaton) if automaton else None) for index in range(submit.num_choices)
         ]
+        for ended in submit.ended_choices:
+            self.choices[ended.choice].keep_ended(ended)
 
     @property
     def ends(self) -> list[events.Finished]:

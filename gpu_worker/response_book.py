@@ -6,7 +6,6 @@ Knows responses, choices and stop strings; refuses to know threads, Redis and de
 
 from __future__ import annotations
 
-import itertools
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import cast
@@ -20,7 +19,19 @@ from scheduler_engine import events
 from scheduler_engine.events import FinishReason, RejectReason, StepEvents, TokenColumns
 from scheduler_engine.plan import StepPlan, StepResult
 from scheduler_engine.request import Request, RequestId
-from wire.messages import Accepted, Attach, Cancel, ChoiceEnd, Finished, Rejected, Submit, TokenLogprob, Usage
+from wire.bus import FinishedOutput
+from wire.messages import (
+    Accepted,
+    Attach,
+    Cancel,
+    ChoiceEnd,
+    ChoiceFinished,
+    Finished,
+    Rejected,
+    Submit,
+    TokenLogprob,
+    Usage,
+)
 
 # A gateway whose connection was cut sends a Submit once more; this many are remembered to tell the second from a new
 # one.
@@ -71,12 +82,12 @@ class ResponseBook:
         if len(self._remembered) > NUM_REMEMBERED:
             self._remembered.popitem(last=False)
         response = self._responses[submit.response_id] = Response(submit, received_at_us)
-        for choice in response.choices:
+        going_on = [choice for choice in response.choices if choice.end is None]
+        for choice in going_on:
             self._choices[choice.request_id] = choice
             self._num_matched += choice.matcher is not None
             self._feed_delivered(choice)
-        pairs = itertools.zip_longest(response.choices, constraints)
-        return [request_of(choice, constraint) for choice, constraint in pairs]
+        return [request_of(choice, constraints[choice.index] if constraints else None) for choice in going_on]
 
     def _feed_delivered(self, choice: Choice) -> None:
         if choice.matcher is not None:
@@ -156,6 +167,8 @@ class ResponseBook:
         for response in self._attached:
             for choice in response.choices:
                 draft.send_tokens(choice, choice.num_ready)
+                if choice.end is not None and not response.has_ended:
+                    self._tell_end(choice, draft)
         self._attached.clear()
         return orphans
 
@@ -216,6 +229,13 @@ class ResponseBook:
         self._num_matched -= choice.matcher is not None
         if choice.response.has_ended:
             self._end(choice.response, draft)
+        elif finished.reason is not FinishReason.SHED:
+            self._tell_end(choice, draft)
+
+    def _tell_end(self, choice: Choice, draft: StepDraft) -> None:
+        submit = choice.response.submit
+        message = ChoiceFinished(response_id=submit.response_id, attempt=submit.attempt, end=_choice_end(choice))
+        draft.finish(choice.response.gateway_id, message)
 
     def _end(self, response: Response, draft: StepDraft) -> None:
         submit = response.submit
@@ -236,7 +256,7 @@ class ResponseBook:
             counters=usage.counters,
         )
         draft.finish(response.gateway_id, finished)
-        draft.outputs[submit.response_id] = [choice.token_ids for choice in response.choices]
+        draft.outputs[submit.response_id] = FinishedOutput(finished, [choice.token_ids for choice in response.choices])
 
     def _record(self, usage: Usage, response: Response) -> None:
         counters = self._telemetry.classes[usage.priority_class]
@@ -261,6 +281,8 @@ def _choice_end(choice: Choice) -> ChoiceEnd:
     end = choice.end
     if end is None:
         raise AssertionError("a response ends when its last choice has")
+    if choice.ended_before is not None:
+        return choice.ended_before
     visible_bytes = None if choice.matcher is None else choice.matcher.visible_bytes
     detail = end.detail
     if end.reason is FinishReason.CANCELLED:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from gpu_worker.clock import Clock
 from gpu_worker.outage import FIRST_RETRY_S, Outage, say
-from wire.bus import BusError, BusFull, Fenced, StepOutput, WorkerBus
+from wire.bus import BusError, BusFull, Fenced, FinishedOutput, StepOutput, WorkerBus
 from wire.messages import ToGateway, Usage
 
 MAX_OUTPUTS_WAITING = 1_024
@@ -91,7 +91,7 @@ def merged(outputs: Sequence[StepOutput]) -> StepOutput:
     """Several steps' outputs as one, in order."""
     to_gateways: dict[str, list[ToGateway]] = {}
     usages: list[Usage] = []
-    finished: dict[str, Sequence[Sequence[int]]] = {}
+    finished: dict[str, FinishedOutput] = {}
     for output in outputs:
         for gateway_id, messages in output.to_gateways.items():
             to_gateways.setdefault(gateway_id, []).extend(messages)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 
 from gpu_worker.response import Choice
-from wire.bus import StepOutput
-from wire.messages import Accepted, Finished, Rejected, ToGateway, TokenLogprob, Tokens, Usage
+from wire.bus import FinishedOutput, StepOutput
+from wire.messages import Accepted, ChoiceFinished, Finished, Rejected, ToGateway, TokenLogprob, Tokens, Usage
 
 Logprobs = tuple[TokenLogprob | None, ...]
 Row = tuple[str, int, int, int, tuple[int, ...], Logprobs | None]
@@ -20,7 +20,7 @@ class StepDraft:
         self._columns: defaultdict[str, list[Row]] = defaultdict(list)
         self._finished: defaultdict[str, list[ToGateway]] = defaultdict(list)
         self.usages: list[Usage] = []
-        self.outputs: dict[str, list[list[int]]] = {}
+        self.outputs: dict[str, FinishedOutput] = {}
 
     def reply(self, gateway_id: str, message: Accepted | Rejected) -> None:
         self._replies[gateway_id].append(message)
@@ -37,7 +37,7 @@ class StepDraft:
         self._columns[response.gateway_id].append(row)
         choice.num_sent = end
 
-    def finish(self, gateway_id: str, message: Finished) -> None:
+    def finish(self, gateway_id: str, message: ChoiceFinished | Finished) -> None:
         self._finished[gateway_id].append(message)
 
     def output(self, worker_id: str, epoch: int, step: int) -> StepOutput:

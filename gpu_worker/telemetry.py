@@ -76,6 +76,8 @@ class WorkerIdentity:
     epoch: int
     model: str
     max_model_len: int
+    features: tuple[str, ...] = ()
+    num_cache_tokens: int = 0
 
 
 class Telemetry:
@@ -126,4 +128,6 @@ class Telemetry:
                 )
                 for row in load.board
             ),
+            features=identity.features,
+            num_cache_tokens=identity.num_cache_tokens,
         )

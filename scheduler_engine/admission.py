@@ -48,6 +48,8 @@ class Door:
         state = self._state
         queue = state.queues[live.rank]
         live.predicted_wait_us = predicted_wait_us(state, live)
+        if live.request.delivered_token_ids:  # it has started, elsewhere: nobody sheds it any more
+            return None
         is_full = queue.num_waiting >= state.config.max_waiting_per_class
         if is_full or queue.num_waiting_of(live.account) >= state.config.max_waiting_per_tenant:
             return RejectReason.CLASS_CLOSED, retry_after_us(state, live)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -55,6 +55,8 @@ class Wish:
     policy_version: int
     price_version: int
     may_wait: bool = False
+    epoch: int = 0  # of the worker
+    is_kept: bool = False  # a card will lie beside its record
 
     @property
     def tokens(self) -> int:
@@ -183,6 +185,9 @@ class Admission:
                 pipeline.zadd(grant.lease_key, {grant.response_id: expires_at_ms}, xx=True)
             await pipeline.execute()
 
+    def _card(self, wish: Wish) -> dict[str, str]:
+        return {"card": self._keys.card(wish.response_id)} if wish.is_kept else {}
+
     def _lease_key(self, wish: Wish) -> str:
         return self._keys.lease(wish.tenant_id, wish.priority_class.label)
 
@@ -209,7 +214,7 @@ class Admission:
             "leases": [{"key": lease_key, "limit": _or_unlimited(concurrency)}],
             "money": [{"key": money_key, "cap": _or_unlimited(wish.quota.money_micros)}],
             "money_reserved": wish.money_micros,
-            "fields": _record(wish, buckets, lease_key, money_key),
+            "fields": _record(wish, buckets, lease_key, money_key) | self._card(wish),
         }
 
 
@@ -229,7 +234,7 @@ def _or_unlimited(limit: int | None) -> int:
     return -1 if limit is None else limit
 
 
-def _record(wish: Wish, buckets: list[dict[str, Any]], lease_key: str, money_key: str) -> Mapping[str, str]:
+def _record(wish: Wish, buckets: list[dict[str, Any]], lease_key: str, money_key: str) -> dict[str, str]:
     """Fields of ``response:{id}``, by which the end of the response gives everything back (wire/redis_keys.py)."""
 
     def refunds(kind: str) -> str:
@@ -239,6 +244,7 @@ def _record(wish: Wish, buckets: list[dict[str, Any]], lease_key: str, money_key
         "state": "open",
         "gateway": wish.gateway_id,
         "worker": wish.worker_id,
+        "epoch": str(wish.epoch),
         "attempt": "1",
         "tenant": wish.tenant_id,
         "cls": wish.priority_class.label,

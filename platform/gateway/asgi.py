@@ -6,6 +6,7 @@ The ASGI lifespan starts and stops this process's runtime.
 from __future__ import annotations
 
 import os
+import resource
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "gateway.settings")
 
@@ -32,7 +33,7 @@ async def http(scope: Scope, receive: Receive, send: Send) -> None:
     where: str = scope["path"]
     if where.startswith("/v1/organization/"):  # managed, not served: Django REST framework
         await django_application(dict(scope), receive, send)
-    elif where.startswith("/v1/") or where == "/v1":
+    elif _is_api(where):
         current = runtime.current()
         if current is None:
             refusal = Refusal(reason=Reason.UNAVAILABLE, message="The gateway is starting.")
@@ -43,6 +44,12 @@ async def http(scope: Scope, receive: Receive, send: Send) -> None:
         await metrics.application(dict(scope), receive, send)
     else:
         await django_application(dict(scope), receive, send)
+
+
+def _is_api(path: str) -> bool:
+    """Also the paths that only look like the API's: they are answered in its error shape."""
+    first, _, _ = path.lstrip("/").partition("/")
+    return first.lower() == "v1"
 
 
 async def no_such_socket(scope: Scope, receive: Receive, send: Send) -> None:
@@ -69,6 +76,8 @@ async def application(scope: Scope, receive: Receive, send: Send) -> None:
 
 async def _lifespan(receive: Receive, send: Send) -> None:
     await receive()
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))  # a connection is a file
     try:
         own = runtime.Runtime.from_settings()
         await own.start()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from typing import assert_never
 
 from gateway.auth import Caller
 from gateway.errors import Reason, Refusal
@@ -28,16 +29,45 @@ TIER_OF_CLASS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A prompt that the model's template makes of messages."""
+
+    messages: tuple[Message, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """A text to go on with, without any template."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenIds:
+    """A prompt in the model's own tokens."""
+
+    token_ids: tuple[int, ...]
+
+
+Prompt = Chat | Plain | TokenIds
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """What a caller wants, checked for shape. Durations count from ``received_at_s`` (monotonic)."""
+    """What a caller wants, checked for shape. Durations count from ``received_at_s`` (monotonic).
+
+    ``max_tokens`` is for each choice. ``prompt_param`` and ``max_tokens_param`` are the body's words for the two.
+    """
 
     model: str
-    messages: tuple[Message, ...]
-    source: str  # "rest" | "sse" | "ws"
+    prompt: Prompt
+    source: str  # "rest" | "sse" | "ws" | "batch" | "console"
     received_at_s: float
+    prompt_param: str = "messages"
     max_tokens_param: str = "max_tokens"
     sampling: SamplingParameters = field(default_factory=SamplingParameters)
+    num_choices: int = 1
     max_tokens: int | None = None
     min_tokens: int = 0
     ignore_eos: bool = False
@@ -53,27 +83,61 @@ def requested_class(caller: Caller, ask: Ask) -> PriorityClass:
     return TIERS.get(ask.service_tier or "auto", caller.default_class)
 
 
-async def encode_prompt(text: Text, messages: tuple[Message, ...], context_length: int) -> tuple[int, ...] | Refusal:
-    """The prompt's token ids; at least one token must be left for the answer."""
-    too_long = Refusal(
-        reason=Reason.CONTEXT_LENGTH,
-        message=f"This model's context length is {context_length} tokens; the prompt leaves no room for an answer.",
-        param="messages",
-    )
-    if text.least_tokens(messages) >= context_length:
-        return too_long
+async def encode_prompt(text: Text, ask: Ask, context_length: int) -> tuple[int, ...] | Refusal:
+    """The prompt's token ids: at least one, and at least one less than the context holds, for the answer."""
+
+    def refusal(reason: Reason, message: str) -> Refusal:
+        return Refusal(reason=reason, message=message, param=ask.prompt_param)
+
+    num_characters = _num_characters(ask.prompt)
+    least = text.least_tokens(num_characters)
     try:
-        if sum(len(message.content) for message in messages) > ENCODE_INLINE_CHARACTERS:
-            prompt = await asyncio.to_thread(text.chat_prompt, messages)
+        if least >= context_length:
+            prompt: tuple[int, ...] | None = None
+        elif num_characters > ENCODE_INLINE_CHARACTERS:
+            prompt = await asyncio.to_thread(_token_ids, text, ask.prompt)
         else:
-            prompt = text.chat_prompt(messages)
+            prompt = _token_ids(text, ask.prompt)
     except TextError as error:
-        return Refusal(reason=Reason.INVALID_VALUE, message=f"The chat template refuses: {error}", param="messages")
-    return prompt if len(prompt) < context_length else too_long
+        return refusal(Reason.INVALID_VALUE, f"The chat template refuses: {error}")
+    if prompt is None or len(prompt) >= context_length:
+        needed = f"has {len(prompt)}" if prompt is not None else f"has at least {least}"
+        words = f"This model's context length is {context_length} tokens; the prompt {needed}, which leaves no room."
+        return refusal(Reason.CONTEXT_LENGTH, words)
+    if not prompt:
+        return refusal(Reason.INVALID_VALUE, "The prompt is empty.")
+    outside = next((token_id for token_id in prompt if token_id >= text.vocabulary_size), None)
+    if outside is not None:
+        return refusal(Reason.INVALID_VALUE, f"Token id {outside} is outside the vocabulary.")
+    return prompt
+
+
+def _num_characters(prompt: Prompt) -> int:
+    match prompt:
+        case Chat(messages=messages):
+            return sum(len(message.content) for message in messages)
+        case Plain(text=text):
+            return len(text)
+        case TokenIds():
+            return 0
+        case _:
+            assert_never(prompt)
+
+
+def _token_ids(text: Text, prompt: Prompt) -> tuple[int, ...]:
+    match prompt:
+        case Chat(messages=messages):
+            return text.chat_prompt(messages)
+        case Plain(text=plain):
+            return text.plain_prompt(plain)
+        case TokenIds(token_ids=token_ids):
+            return token_ids
+        case _:
+            assert_never(prompt)
 
 
 def effective_max_tokens(ask: Ask, quota: TenantClassPolicy, prompt_tokens: int, context_length: int) -> int | Refusal:
-    """The number that reservation, engine and answer all use."""
+    """The number, for each choice, that reservation, engine and answer all use."""
     room = context_length - prompt_tokens
     if ask.max_tokens is None:
         caps = (quota.default_max_tokens, quota.max_tokens_cap, room)

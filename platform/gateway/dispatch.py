@@ -21,20 +21,27 @@ class Choice:
     worker_id: str
     epoch: int
     max_model_len: int
+    features: tuple[str, ...] = ()
+    num_cache_tokens: int = 0
 
 
-def choose(loads: Sequence[LoadSnapshot], model: str, priority_class: PriorityClass) -> Choice | Refusal:
-    """The open worker with the shortest estimated start, ties by name. Refuses where none serves or all are closed."""
+def choose(
+    loads: Sequence[LoadSnapshot], model: str, priority_class: PriorityClass, *, also_closed: bool = False
+) -> Choice | Refusal:
+    """The open worker with the shortest estimated start, ties by name. Refuses where none serves or all are closed.
+
+    ``also_closed``: for a response that has started elsewhere and is never refused any more.
+    """
     serving = [load for load in loads if load.model == model and load.ready and not load.draining]
     if not serving:
         return Refusal(reason=Reason.NO_WORKER, message=f"No worker serves model {model!r} right now.")
     rows = [(load, class_row(load, priority_class)) for load in serving]
-    opened = [(load, row) for load, row in rows if not row.closed]
+    opened = [(load, row) for load, row in rows if also_closed or not row.closed]
     if not opened:
         retry_after_us = min((row.retry_after_us for _, row in rows if row.retry_after_us is not None), default=None)
         return from_reject(RejectReason.CLASS_CLOSED, priority_class, retry_after_us)
     best, _ = min(opened, key=lambda pair: (pair[1].estimated_start_q50_us, pair[0].worker_id))
-    return Choice(best.worker_id, best.epoch, best.max_model_len)
+    return Choice(best.worker_id, best.epoch, best.max_model_len, best.features, best.num_cache_tokens)
 
 
 def class_row(load: LoadSnapshot, priority_class: PriorityClass) -> ClassSnapshot:

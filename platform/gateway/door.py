@@ -1,4 +1,4 @@
-"""The one way in: every door (chat, websocket, later batches and the playground) asks here, and nowhere else.
+"""The one way in: every door (HTTP, websocket, batch line, playground) asks here, and nowhere else.
 
 Knows the order of the questions: model, class, worker, prompt, limits, dispatch. Refuses to know bodies and sockets.
 """
@@ -20,12 +20,13 @@ from gateway.admission import Admission, Denied, Limits, Wish
 from gateway.asking import TIER_OF_CLASS, Ask, effective_max_tokens, encode_prompt, requested_class
 from gateway.auth import Caller
 from gateway.errors import Reason, Refusal
+from gateway.ownership import Card, Ownership
 from gateway.policy_feed import PolicyView
-from gateway.streams import Lost, ResponseStream, Streams
+from gateway.streams import Lost, Reader, ResponseStream, Streams
 from gateway.text import Text
 from scheduler_engine.policy import PriorityClass, TenantClassPolicy
 from wire.bus import BusError, BusFull, GatewayBus
-from wire.messages import Cancel, LoadSnapshot, Released, Submit
+from wire.messages import GRAMMAR, LOGPROBS, Cancel, LoadSnapshot, Released, Submit
 
 log = logging.getLogger(__name__)
 _GOING = Refusal(reason=Reason.OVERLOADED, message="This gateway is going away; please send the request again.")
@@ -33,14 +34,16 @@ _GOING = Refusal(reason=Reason.OVERLOADED, message="This gateway is going away; 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entered:
-    """A response on its way. Always: ``leave`` is called with it exactly once."""
+    """A response on its way, and one who reads it. Always: ``leave`` is called with it exactly once."""
 
     stream: ResponseStream
+    reader: Reader
     text: Text
     limits: Limits
     priority_class: PriorityClass
     prompt_tokens: int
     max_tokens: int
+    num_cache_tokens: int = 0  # what the worker's device holds, where it says so
 
     @property
     def response_id(self) -> str:
@@ -49,6 +52,16 @@ class Entered:
     @property
     def service_tier(self) -> str:
         return TIER_OF_CLASS[self.priority_class]
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """That a response shall be found again by its id: the body as it came, and what becomes of it without a reader."""
+
+    request: bytes
+    created_at: int
+    is_background: bool = False
+    is_stored: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +91,7 @@ class Door:
         bus: GatewayBus,
         admission: Admission,
         streams: Streams,
+        ownership: Ownership,
         texts: Mapping[str, Text],
         policy: Callable[[], PolicyView | None],
         loads: Callable[[], Sequence[LoadSnapshot]],
@@ -86,6 +100,7 @@ class Door:
         self._bus = bus
         self._admission = admission
         self._streams = streams
+        self._ownership = ownership
         self._policy = policy
         self._loads = loads
         self._clock_s = clock_s
@@ -105,7 +120,7 @@ class Door:
                 found.append((text, [TIER_OF_CLASS[c] for c in granted]))
         return found
 
-    async def enter(self, caller: Caller, ask: Ask) -> Entered | Denied:
+    async def enter(self, caller: Caller, ask: Ask, keep: Keep | None = None) -> Entered | Denied:
         """Checks everything, takes the limits, sends the Submit. A refusal costs nothing and leaves nothing behind."""
         if self._closed.is_set():
             return Denied(_GOING, Limits(requested_class(caller, ask)))
@@ -116,42 +131,51 @@ class Door:
         choice = dispatch.choose(self._loads(), ask.model, terms.priority_class)
         if isinstance(choice, Refusal):
             return Denied(choice, unlimited)
+        unable = _beyond(ask, choice)
+        if unable is not None:
+            return Denied(unable, unlimited)
         text = self.texts[ask.model]
         context_length = min(text.context_length, choice.max_model_len)
-        prompt = await encode_prompt(text, ask.messages, context_length)
+        prompt = await encode_prompt(text, ask, context_length)
         if isinstance(prompt, Refusal):
             return Denied(prompt, unlimited)
         max_tokens = effective_max_tokens(ask, terms.quota, len(prompt), context_length)
         if isinstance(max_tokens, Refusal):
             return Denied(max_tokens, unlimited)
-        wish = self._wish(caller, ask, terms, choice.worker_id, len(prompt), max_tokens)
+        wish = self._wish(caller, ask, terms, choice, len(prompt), max_tokens, is_kept=keep is not None)
         grant = await self._admission.admit(wish)
         if isinstance(grant, Denied):
             return grant
-        stream = self._streams.open(grant, choice.worker_id, choice.epoch)
-        refusal = await self._submit(stream, self._submit_message(caller, ask, terms, wish, prompt, text))
+        submit = self._submit_message(caller, ask, terms, wish, prompt, max_tokens, text)
+        outlives_readers = keep is not None and keep.is_background
+        stream = self._streams.open(grant, submit, choice.worker_id, choice.epoch, outlives_readers=outlives_readers)
+        refusal = await self._dispatch(stream, keep)
         if refusal is not None:
             return Denied(refusal, unlimited)
         if self._closed.is_set():  # meanwhile
             self._end(stream)
         return Entered(
             stream=stream,
+            reader=stream.read(),
             text=text,
             limits=grant.limits,
             priority_class=terms.priority_class,
             prompt_tokens=len(prompt),
             max_tokens=max_tokens,
+            num_cache_tokens=choice.num_cache_tokens,
         )
 
     def leave(self, entered: Entered) -> None:
         """The reader is done. A response that still goes on is cancelled: the worker frees its row at the next step."""
-        stream = entered.stream
-        if self._streams.leave(stream):
+        self.stop_reading(entered.stream, entered.reader)
+
+    def stop_reading(self, stream: ResponseStream, reader: Reader) -> None:
+        if self._streams.leave(stream, reader):
             self._in_background(self._cancel(stream, "client"))
 
-    def cancel(self, entered: Entered) -> None:
-        """The client takes it back and goes on reading: the end comes as Finished."""
-        self._in_background(self._cancel(entered.stream, "client"))
+    def cancel(self, stream: ResponseStream, reason: str = "client") -> None:
+        """The client takes it back and may go on reading: the end comes as Finished."""
+        self._in_background(self._cancel(stream, reason))
 
     async def take_back(self, stream: ResponseStream, reason: str) -> None:
         """End a reservation that no worker will end. Raises BusError.
@@ -160,13 +184,14 @@ class Door:
         """
         released = Released(response_id=stream.response_id, tenant_id=stream.grant.tenant_id, reason=reason)
         await self._bus.append_usage(released)
-        await self._cancel(stream, "gateway_lost")
+        await self._send_cancel(stream, "gateway_lost")
 
     async def close(self) -> None:
         """This gateway goes: let nobody in, end and cancel what it still serves, and let every message out."""
         self._closed.set()
         for stream in self._streams:
-            self._end(stream)
+            if not stream.outlives_readers:  # another gateway goes on with those
+                self._end(stream)
         await asyncio.shield(asyncio.gather(*self._background))
 
     def _end(self, stream: ResponseStream) -> None:
@@ -190,11 +215,23 @@ class Door:
             return Refusal(reason=Reason.CLASS_NOT_ALLOWED, message=message, param="service_tier")
         return _Terms(priority_class, quota, prices, view)
 
-    def _wish(self, caller: Caller, ask: Ask, terms: _Terms, worker_id: str, prompt: int, max_tokens: int) -> Wish:
+    def _wish(
+        self,
+        caller: Caller,
+        ask: Ask,
+        terms: _Terms,
+        choice: dispatch.Choice,
+        prompt: int,
+        max_tokens: int,
+        *,
+        is_kept: bool,
+    ) -> Wish:
         return Wish(
             response_id=new_response_id(self._admission.now_ms(), os.urandom(10)),
             gateway_id=self._bus.gateway_id,
-            worker_id=worker_id,
+            worker_id=choice.worker_id,
+            epoch=choice.epoch,
+            is_kept=is_kept,
             tenant_id=caller.tenant_id,
             project_id=caller.project_id,
             key_id=caller.key_id,
@@ -202,7 +239,7 @@ class Door:
             model=ask.model,
             source=ask.source,
             prompt_tokens=prompt,
-            max_tokens=max_tokens,
+            max_tokens=max_tokens * ask.num_choices,
             quota=terms.quota,
             prices=terms.prices,
             zone=terms.view.zone(caller.tenant_id),
@@ -212,7 +249,14 @@ class Door:
         )
 
     def _submit_message(
-        self, caller: Caller, ask: Ask, terms: _Terms, wish: Wish, prompt: tuple[int, ...], text: Text
+        self,
+        caller: Caller,
+        ask: Ask,
+        terms: _Terms,
+        wish: Wish,
+        prompt: tuple[int, ...],
+        max_tokens: int,
+        text: Text,
     ) -> Submit:
         elapsed_us = int((self._clock_s() - ask.received_at_s) * 1_000_000)
 
@@ -231,8 +275,10 @@ class Door:
             priority_class=terms.priority_class,
             model=ask.model,
             prompt_token_ids=prompt,
+            worker_epoch=wish.epoch,
+            num_choices=ask.num_choices,
             sampling=ask.sampling,
-            max_tokens=wish.max_tokens,
+            max_tokens=max_tokens,
             min_tokens=ask.min_tokens,
             stop_token_ids=() if ask.ignore_eos else text.stop_token_ids,
             stop_strings=tuple(stop.encode() for stop in ask.stop),
@@ -248,9 +294,11 @@ class Door:
             price_version=terms.view.price_version,
         )
 
-    async def _submit(self, stream: ResponseStream, submit: Submit) -> Refusal | None:
+    async def _dispatch(self, stream: ResponseStream, keep: Keep | None) -> Refusal | None:
         try:
-            await self._bus.send(stream.worker_id, submit)
+            if keep is not None:
+                await self._ownership.keep(_card(stream, keep))
+            await self._bus.send(stream.worker_id, stream.submit)
             return None
         except BusError as error:
             self._streams.forget(stream)
@@ -259,9 +307,16 @@ class Door:
             return Refusal(reason=kind, message="The request could not be handed to a worker; nothing was charged.")
 
     async def _cancel(self, stream: ResponseStream, reason: str) -> None:
-        await self._bus.send(
-            stream.worker_id, Cancel(response_id=stream.response_id, attempt=stream.attempt, reason=reason)
-        )
+        if stream.homeless_since_s is None:
+            await self._send_cancel(stream, reason)
+        else:
+            self._streams.lose(stream)
+            await self.take_back(stream, "worker_lost")
+
+    async def _send_cancel(self, stream: ResponseStream, reason: str) -> None:
+        if stream.worker_id:
+            cancel = Cancel(response_id=stream.response_id, attempt=stream.attempt, reason=reason)
+            await self._bus.send(stream.worker_id, cancel)
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         """So that a reader that is being torn down need not wait. A failure leaves the lease to expire by itself."""
@@ -275,3 +330,27 @@ class Door:
         task = asyncio.create_task(guarded())
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+
+
+def _beyond(ask: Ask, choice: dispatch.Choice) -> Refusal | None:
+    """What this worker cannot do is refused, never left out in silence."""
+    wanted = (
+        (LOGPROBS, ask.sampling.num_top_logprobs is not None, "logprobs"),
+        (GRAMMAR, ask.sampling.grammar is not None, "response_format"),
+    )
+    for feature, is_wanted, param in wanted:
+        if is_wanted and feature not in choice.features:
+            message = f"{param!r} is not supported here with this value."
+            return Refusal(reason=Reason.UNSUPPORTED_PARAMETER, message=message, param=param)
+    return None
+
+
+def _card(stream: ResponseStream, keep: Keep) -> Card:
+    return Card(
+        tenant_id=stream.grant.tenant_id,
+        created_at=keep.created_at,
+        request=keep.request,
+        submit=stream.submit,
+        is_background=keep.is_background,
+        is_stored=keep.is_stored,
+    )

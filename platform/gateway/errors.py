@@ -6,6 +6,7 @@ Knows the OpenAI error shape; refuses to know which door (HTTP, SSE, websocket) 
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +52,10 @@ class Reason(enum.StrEnum):
     WRONG_STATE = "wrong_state"
     ROUTE_NOT_FOUND = "route_not_found"
     METHOD_NOT_ALLOWED = "method_not_allowed"
+    KEY_REUSED = "key_reused"  # the same Idempotency-Key, another body
+    TWIN_RUNNING = "twin_running"  # the same Idempotency-Key and body, still under way
+    NOT_CANCELLABLE = "not_cancellable"
+    MOVED = "moved"  # the stream is read elsewhere
     # the tenant's own limits
     REQUESTS_PER_MINUTE = "requests_per_minute"
     TOKENS_PER_MINUTE = "tokens_per_minute"
@@ -104,6 +109,10 @@ _TABLE: dict[Reason, Row] = {
     Reason.WRONG_STATE: Row(409, _INVALID, "wrong_state", Retry.NEVER),
     Reason.ROUTE_NOT_FOUND: Row(404, "not_found_error", "route_not_found", Retry.SILENT),
     Reason.METHOD_NOT_ALLOWED: Row(405, _INVALID, "method_not_allowed", Retry.SILENT),
+    Reason.KEY_REUSED: Row(422, _INVALID, "idempotency_key_reused", Retry.NEVER),
+    Reason.TWIN_RUNNING: Row(409, _INVALID, "idempotency_twin_running", Retry.LATER),
+    Reason.NOT_CANCELLABLE: Row(409, _INVALID, "response_not_cancellable", Retry.NEVER),
+    Reason.MOVED: Row(409, _INVALID, "response_moved", Retry.LATER),
     Reason.REQUESTS_PER_MINUTE: Row(429, "requests", "rate_limit_exceeded", Retry.LATER),
     Reason.TOKENS_PER_MINUTE: Row(429, "tokens", "rate_limit_exceeded", Retry.LATER),
     Reason.CONCURRENCY: Row(429, "rate_limit_error", "rate_limit_exceeded", Retry.LATER),
@@ -164,9 +173,16 @@ class Refusal:
 class InvalidRequest(Exception):
     """A body, header or frame that cannot be served as it is; carries the refusal to answer with."""
 
-    def __init__(self, refusal: Refusal) -> None:
+    def __init__(
+        self,
+        refusal: Refusal,
+        headers: Mapping[str, str] | None = None,
+        priority_class: PriorityClass | None = None,
+    ) -> None:
         super().__init__(refusal.message)
         self.refusal = refusal
+        self.headers = dict(headers or {})
+        self.priority_class = priority_class  # once it is known, for the counters
 
 
 def invalid(reason: Reason, message: str, param: str | None = None) -> InvalidRequest:

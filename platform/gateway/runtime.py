@@ -25,12 +25,14 @@ from gateway.admission import Admission
 from gateway.auth import Keys as ApiKeys
 from gateway.auth import KeyStoreDown, KeyTable
 from gateway.batches.archive import Archive
+from gateway.continuity import Continuity
 from gateway.door import Door
 from gateway.loads import books
 from gateway.loads import loads as load_source
+from gateway.ownership import Ownership
 from gateway.policy_feed import PolicyFeed
 from gateway.rebuild import GateBuilder
-from gateway.streams import Streams
+from gateway.streams import Reader, Streams
 from gateway.text import Text, byte_text
 from tenants import services
 from wire.bus import BusError, GatewayBus
@@ -46,6 +48,7 @@ WATCH_S = 0.25  # how often workers' snapshots are read
 HEARTBEAT_S = 2.0
 USED_KEYS_S = 60.0
 BOOKS_S = 5.0
+ADOPT_S = 1.0  # a worker waits three seconds longer for a gateway than its heartbeat lives
 GATE_S = 0.5  # how soon a Redis that lost everything is noticed
 AGAIN_S = 0.25  # after the Bus refused
 LAST_WORDS_S = 1.0  # how long a reader may take to pass on that this gateway goes
@@ -75,15 +78,24 @@ class Runtime:
         self.streams = Streams(time.monotonic)
         self.loads: Sequence[LoadSnapshot] = ()
         self._loads_failed = ""  # why they could not be read the last time
+        self.ownership = Ownership(redis, redis_keys)
         self.door = Door(
             bus=bus,
             admission=self.admission,
             streams=self.streams,
+            ownership=self.ownership,
             texts={text.model: text for text in texts},
             policy=lambda: self.policy.view,
             loads=lambda: self.loads,
         )
-        self._redis = redis
+        self.continuity = Continuity(
+            bus=bus,
+            streams=self.streams,
+            ownership=self.ownership,
+            loads=lambda: self.loads,
+            take_back=self.door.take_back,
+        )
+        self.redis, self.redis_keys = redis, redis_keys
         self._gate_built = redis_keys.gate_built
         self._books_key = redis_keys.books
         self._build_gate = build_gate
@@ -130,7 +142,7 @@ class Runtime:
 
     async def _start(self) -> None:
         stack = self._stack
-        stack.push_async_callback(self._redis.aclose)
+        stack.push_async_callback(self.redis.aclose)
         if self.archive is not None:
             stack.callback(self.archive.threads.close)
         await self._key_table.open()
@@ -151,6 +163,7 @@ class Runtime:
             (self._keep_gate, GATE_S),
             (self._note_used_keys, USED_KEYS_S),
             (self._read_books, BOOKS_S),
+            (self.continuity.adopt, ADOPT_S),
         ):
             task = asyncio.create_task(self._repeat(work, period_s), name=work.__name__)
             stack.push_async_callback(_stopped, task)
@@ -165,8 +178,8 @@ class Runtime:
         await self.door.close()
         await asyncio.sleep(LAST_WORDS_S)
         for stream in self.streams:
-            if stream.reader is not None:  # its client does not read, and would hold up the server
-                stream.reader.cancel()
+            for reader in stream.readers:  # its client does not read, and would hold up the server
+                _cancel(reader)
 
     async def stop(self) -> None:
         """The flag is for a cancel that the Redis client swallows while it connects."""
@@ -208,7 +221,7 @@ class Runtime:
             await self._reads_done.wait_for(lambda: self._num_reads >= target)
 
     async def _read_books(self) -> None:
-        held = await self._redis.get(self._books_key)
+        held = await self.redis.get(self._books_key)
         books.newest = json.loads(held) if isinstance(held, bytes) else None
 
     async def _note_used_keys(self) -> None:
@@ -222,21 +235,15 @@ class Runtime:
             self.streams.pardon()
             raise
         for worker_id, epoch in self.streams.lost_workers(self.loads):
-            await self._give_up(worker_id, epoch)
-
-    async def _give_up(self, worker_id: str, epoch: int) -> None:
-        """After the fence nothing of that epoch can be published any more; what was published is read first."""
-        await self.bus.fence(worker_id, epoch)
-        await self._drained()
-        lost = self.streams.lose(worker_id, epoch)
-        if lost:
-            log.error("worker %s (epoch %s) was lost with %s responses", worker_id, epoch, len(lost))
-        for stream in lost:
-            await self.door.take_back(stream, "worker_lost")
+            # After the fence nothing of that epoch can be published any more; what was published is read first.
+            await self.bus.fence(worker_id, epoch)
+            await self._drained()
+            await self.continuity.worker_died(worker_id, epoch)
+        await self.continuity.go_on()
 
     async def _keep_gate(self) -> None:
         """A Redis that came back empty lets nobody in (limits.lua) until its gate is built again."""
-        if await self._redis.exists(self._gate_built):
+        if await self.redis.exists(self._gate_built):
             return
         if await _in_database_thread(self._build_gate):
             log.info("the gate was built from the books")
@@ -245,9 +252,14 @@ class Runtime:
         await self.bus.heartbeat()
         await self.admission.renew([stream.grant for stream in self.streams if stream.holds_lease])
         for stream in self.streams:
-            if stream.is_stalled and stream.reader is not None:
+            for reader in stream.stalled_readers:
                 log.warning("response %s is not being read; closing it", stream.response_id)
-                stream.reader.cancel()
+                _cancel(reader)
+
+
+def _cancel(reader: Reader) -> None:
+    if reader.task is not None:
+        reader.task.cancel()
 
 
 _current: list[Runtime] = []

@@ -1,7 +1,7 @@
-"""From this gateway's outbox to the responses it serves: one reader, one small buffer per response.
+"""From this gateway's outbox to the responses it serves: one log of token ids per choice, read from anywhere.
 
-Knows tokens and ends; refuses to know text and sockets. A buffer holds token ids, at most ``max_tokens`` of them, so a
-reader that does not read costs little, and is dropped after a while.
+Knows tokens and ends; refuses to know text and sockets. A log holds at most ``max_tokens`` ids per choice, so a reader
+that does not read costs little, and is dropped after a while.
 """
 
 from __future__ import annotations
@@ -15,18 +15,35 @@ from typing import assert_never
 from gateway.admission import Grant
 from gateway.errors import Reason, Refusal
 from wire.bus import BadEntry
-from wire.messages import Accepted, Finished, LoadSnapshot, Rejected, ToGateway, Tokens
+from wire.messages import (
+    Accepted,
+    ChoiceEnd,
+    ChoiceFinished,
+    Finished,
+    LoadSnapshot,
+    Moved,
+    Rejected,
+    Submit,
+    ToGateway,
+    TokenLogprob,
+    Tokens,
+)
 
 log = logging.getLogger(__name__)
 
 STALLED_AFTER_S = 30.0  # unread tokens this old: the reader is taken for gone
 ABANDONED_LEASE_S = 10.0  # a cancelled response keeps its lease this long, also when its worker hangs
 LOST_AFTER_S = 3.0  # a worker without a fresh snapshot
+NOWHERE = ("", 0)  # the worker of a response that waits for one to go on with it
+
+_LOST = Refusal(reason=Reason.WORKER_LOST, message="The worker that served this response was lost.")
+_GAP = Refusal(reason=Reason.WORKER_LOST, message="Tokens of this response were lost on their way.")
+MOVED = Refusal(reason=Reason.MOVED, message="Another connection reads this response now; it can be resumed there.")
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The response will not go on: its worker died, or nobody reads it."""
+    """The response will not go on here: its worker died, this gateway goes, or another one took it over."""
 
     refusal: Refusal
 
@@ -35,77 +52,191 @@ End = Finished | Rejected | Lost
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
-    """What came since the last time. ``token_ids`` begin at the index where the last delivery ended."""
+class Piece:
+    """What is new of one choice. ``logprobs`` are aligned with ``token_ids``, or empty where none were asked for."""
 
+    choice: int
     token_ids: Sequence[int]
+    logprobs: Sequence[TokenLogprob | None]
+    end: ChoiceEnd | None
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """What came since the last time, by choice. ``end`` is the end of the response as a whole."""
+
+    pieces: Sequence[Piece]
     end: End | None
 
 
-@dataclass(slots=True, eq=False)
-class ResponseStream:
-    """One response as this gateway sees it. Always: tokens are handed out once, in order, and nothing after the end."""
+@dataclass(slots=True)
+class _Choice:
+    """Always: ``logprobs`` is empty or as long as ``token_ids``."""
 
-    grant: Grant
-    attempt: int
-    worker_id: str
-    epoch: int
-    clock_s: Callable[[], float]
-    reader: asyncio.Task[object] | None = None
-    num_received: int = 0
-    end: End | None = None
-    abandoned_at_s: float | None = None
-    _buffer: list[int] = field(default_factory=list)
-    _ready: asyncio.Event = field(default_factory=asyncio.Event)
-    _unread_since_s: float | None = None
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob | None] = field(default_factory=list)
+    end: ChoiceEnd | None = None
+
+
+class Reader:
+    """One place in one response's log. Always: every token is handed out once, in order, and nothing after the end."""
+
+    def __init__(self, stream: ResponseStream, task: asyncio.Task[object] | None) -> None:
+        self.task = task
+        self.is_gone = False
+        self._stream = stream
+        self._positions = [0] * len(stream.choices)
+        self._told_ends = [False] * len(stream.choices)
+        self._ready = asyncio.Event()
+        self._unread_since_s: float | None = None
+
+    async def next(self) -> Delivery:
+        """Wait for tokens or the end. Also returns, perhaps empty, once the reader has gone."""
+        await self._ready.wait()
+        return self.so_far()
+
+    def so_far(self) -> Delivery:
+        """What there is to read now, without waiting."""
+        stream = self._stream
+        pieces = [piece for index in range(len(self._positions)) if (piece := self._new(index)) is not None]
+        self._unread_since_s = None
+        if stream.end is None and not self.is_gone:
+            self._ready.clear()
+        return Delivery(pieces, stream.end)
+
+    def _new(self, index: int) -> Piece | None:
+        choice, start = self._stream.choices[index], self._positions[index]
+        num_tokens = len(choice.token_ids)
+        ended = choice.end is not None and not self._told_ends[index]
+        if start == num_tokens and not ended:
+            return None
+        self._positions[index] = num_tokens
+        self._told_ends[index] = choice.end is not None
+        return Piece(index, choice.token_ids[start:], choice.logprobs[start:], choice.end)
+
+    def abandon(self) -> None:
+        """The client has gone: wake whoever reads for it."""
+        self.is_gone = True
+        self._ready.set()
+
+    def wake(self, now_s: float) -> None:
+        """There is something to read."""
+        if self._unread_since_s is None:
+            self._unread_since_s = now_s
+        self._ready.set()
+
+    def is_stalled(self, now_s: float) -> bool:
+        return self._unread_since_s is not None and now_s - self._unread_since_s > STALLED_AFTER_S
+
+
+class ResponseStream:
+    """One response as this gateway sees it. Always: its log only grows, and nothing is added after the end."""
+
+    def __init__(
+        self,
+        grant: Grant,
+        submit: Submit,
+        worker: tuple[str, int],
+        clock_s: Callable[[], float],
+        *,
+        outlives_readers: bool = False,
+    ) -> None:
+        self.grant = grant
+        self.submit = self.first_submit = submit
+        self.attempt = submit.attempt
+        self.worker_id, self.epoch = worker
+        self.outlives_readers = outlives_readers
+        self.choices = [_Choice() for _ in range(submit.num_choices)]
+        self.end: End | None = None
+        self.abandoned_at_s: float | None = None
+        self.homeless_since_s: float | None = None
+        self.is_unsent = False  # its worker has not been given the Submit yet
+        self.awaits_attach = False  # taken over, and nothing has come yet
+        self.readers: list[Reader] = []
+        self._clock_s = clock_s
+        self._opened_at_s = clock_s()
 
     @property
     def response_id(self) -> str:
         return self.grant.response_id
 
-    async def next(self) -> Delivery:
-        """Wait for tokens or the end. Also returns, empty, once the response was abandoned."""
-        await self._ready.wait()
-        token_ids, self._buffer = self._buffer, []
-        self._unread_since_s = None
-        if self.end is None and self.abandoned_at_s is None:
-            self._ready.clear()
-        return Delivery(token_ids, self.end)
+    def read(self) -> Reader:
+        """From the first token on. The task that calls is the one that reads, and is cancelled when it does not."""
+        reader = Reader(self, asyncio.current_task())
+        self.readers.append(reader)
+        if self.end is not None or any(choice.token_ids or choice.end for choice in self.choices):
+            reader.wake(self._clock_s())
+        return reader
 
-    def take(self, first_index: int, token_ids: Sequence[int]) -> None:
-        """Tokens that were seen before (a worker that repeats itself) are dropped."""
-        if self.end is not None:
+    def take(
+        self,
+        choice_index: int,
+        first_index: int,
+        token_ids: Sequence[int],
+        logprobs: Sequence[TokenLogprob | None] = (),
+    ) -> None:
+        """Tokens that were seen before (a worker that repeats itself) are dropped; a hole ends the response."""
+        if self.end is not None or not 0 <= choice_index < len(self.choices):
             return
-        new = token_ids[max(0, self.num_received - first_index) :]
-        if not new:
+        choice = self.choices[choice_index]
+        num_seen = len(choice.token_ids) - first_index
+        if num_seen < 0:
+            log.error("response %s: tokens %s to %s are missing", self.response_id, len(choice.token_ids), first_index)
+            self.finish(Lost(_GAP))
             return
-        self.num_received += len(new)
-        self._buffer.extend(new)
-        if self._unread_since_s is None:
-            self._unread_since_s = self.clock_s()
-        self._ready.set()
+        self.awaits_attach = False
+        if num_seen >= len(token_ids):
+            return
+        choice.token_ids.extend(token_ids[num_seen:] if num_seen else token_ids)
+        choice.logprobs.extend(logprobs[num_seen:])
+        self._wake()
+
+    def end_choice(self, end: ChoiceEnd) -> None:
+        if self.end is None and 0 <= end.choice < len(self.choices):
+            self.choices[end.choice].end = end
+            self._wake()
 
     def finish(self, end: End) -> None:
-        if self.end is None:
-            self.end = end
-            if self._unread_since_s is None:
-                self._unread_since_s = self.clock_s()
-            self._ready.set()
+        if self.end is not None:
+            return
+        if isinstance(end, Finished):
+            for choice_end in end.choices:
+                if choice_end.choice < len(self.choices):
+                    self.choices[choice_end.choice].end = choice_end
+        self.end = end
+        self._wake()
 
     def abandon(self) -> None:
-        """The client has gone: wake whoever waits."""
+        """Nobody reads it any more, and it was not meant to go on without a reader."""
         if self.abandoned_at_s is None:
-            self.abandoned_at_s = self.clock_s()
-            self._ready.set()
+            self.abandoned_at_s = self._clock_s()
+
+    def _wake(self) -> None:
+        now_s = self._clock_s()
+        for reader in self.readers:
+            reader.wake(now_s)
 
     @property
-    def is_stalled(self) -> bool:
-        return self._unread_since_s is not None and self.clock_s() - self._unread_since_s > STALLED_AFTER_S
+    def ended_choices(self) -> tuple[ChoiceEnd, ...]:
+        return tuple(choice.end for choice in self.choices if choice.end is not None)
+
+    @property
+    def age_us(self) -> int:
+        return int((self._clock_s() - self._opened_at_s) * 1_000_000)
+
+    @property
+    def has_started(self) -> bool:
+        return any(choice.token_ids for choice in self.choices)
+
+    @property
+    def stalled_readers(self) -> list[Reader]:
+        now_s = self._clock_s()
+        return [reader for reader in self.readers if reader.is_stalled(now_s)]
 
     @property
     def holds_lease(self) -> bool:
         """A slot is never kept for long by a worker that does not answer the cancel."""
-        return self.abandoned_at_s is None or self.clock_s() - self.abandoned_at_s < ABANDONED_LEASE_S
+        return self.abandoned_at_s is None or self._clock_s() - self.abandoned_at_s < ABANDONED_LEASE_S
 
 
 class Streams:
@@ -121,25 +252,38 @@ class Streams:
         self._seen_at_s: dict[str, float] = {}
         self.num_bad_entries = 0
 
-    def open(self, grant: Grant, worker_id: str, epoch: int, attempt: int = 1) -> ResponseStream:
-        """The task that calls is the one that reads, and is cancelled when it does not."""
-        stream = ResponseStream(grant, attempt, worker_id, epoch, self._clock_s, asyncio.current_task())
+    def open(
+        self, grant: Grant, submit: Submit, worker_id: str, epoch: int, *, outlives_readers: bool = False
+    ) -> ResponseStream:
+        stream = ResponseStream(grant, submit, (worker_id, epoch), self._clock_s, outlives_readers=outlives_readers)
         self._streams[grant.response_id] = stream
         self._seen_at_s.setdefault(worker_id, self._clock_s())
         return stream
 
-    def leave(self, stream: ResponseStream) -> bool:
-        """Its reader is done with it. True when the response goes on and has to be cancelled."""
-        stream.reader = None
+    def get(self, response_id: str) -> ResponseStream | None:
+        return self._streams.get(response_id)
+
+    def leave(self, stream: ResponseStream, reader: Reader) -> bool:
+        """A reader is done with it. True when the response goes on for nobody and has to be cancelled."""
+        if reader in stream.readers:
+            stream.readers.remove(reader)
+        if stream.readers:
+            return False
         if stream.end is not None:
-            self._streams.pop(stream.response_id, None)
+            self._drop(stream)
+            return False
+        if stream.outlives_readers:
             return False
         stream.abandon()
         return True
 
     def forget(self, stream: ResponseStream) -> None:
         """It never reached a worker."""
-        self._streams.pop(stream.response_id, None)
+        self._drop(stream)
+
+    def _drop(self, stream: ResponseStream) -> None:
+        if self._streams.get(stream.response_id) is stream:
+            del self._streams[stream.response_id]
 
     def __iter__(self) -> Iterator[ResponseStream]:
         return iter(tuple(self._streams.values()))
@@ -153,10 +297,11 @@ class Streams:
             match message:
                 case Tokens():
                     self._deliver_tokens(message)
-                case Finished() | Rejected():
-                    stream = self._streams.get(message.response_id)
-                    if stream is not None and stream.attempt == message.attempt:
-                        self._finish(stream, message)
+                case ChoiceFinished() | Finished() | Rejected():
+                    self._deliver_end(message)
+                case Moved():
+                    if (stream := self._streams.get(message.response_id)) is not None:
+                        self.finish(stream, Lost(MOVED))
                 case Accepted():
                     pass
                 case BadEntry():
@@ -165,17 +310,28 @@ class Streams:
                 case _:
                     assert_never(message)
 
+    def _deliver_end(self, message: ChoiceFinished | Finished | Rejected) -> None:
+        stream = self._streams.get(message.response_id)
+        if stream is None or stream.attempt != message.attempt:
+            return
+        if isinstance(message, ChoiceFinished):
+            stream.end_choice(message.end)
+        else:
+            self.finish(stream, message)
+
     def _deliver_tokens(self, tokens: Tokens) -> None:
         columns = (tokens.response_ids, tokens.attempts, tokens.choices, tokens.first_indexes, tokens.token_ids)
-        for response_id, attempt, choice, first_index, token_ids in zip(*columns, strict=True):
+        logprobs = tokens.logprobs or ((),) * len(tokens.response_ids)
+        for response_id, attempt, choice, first_index, token_ids, row in zip(*columns, logprobs, strict=True):
             stream = self._streams.get(response_id)
-            if stream is not None and stream.attempt == attempt and choice == 0:
-                stream.take(first_index, token_ids)
+            if stream is not None and stream.attempt == attempt:
+                stream.take(choice, first_index, token_ids, row or ())
 
-    def _finish(self, stream: ResponseStream, end: End) -> None:
+    def finish(self, stream: ResponseStream, end: End) -> None:
+        """The end of a response, for its readers and for whoever reads it later."""
         stream.finish(end)
-        if stream.reader is None:
-            self._streams.pop(stream.response_id, None)
+        if not stream.readers:
+            self._drop(stream)
 
     def lost_workers(self, loads: Iterable[LoadSnapshot]) -> list[tuple[str, int]]:
         """(worker, epoch) with open responses that are dead by these snapshots: another epoch, or silent for long."""
@@ -183,6 +339,7 @@ class Streams:
         epochs = {load.worker_id: load.epoch for load in loads}
         self._seen_at_s.update(dict.fromkeys(epochs, now_s))
         serving = dict.fromkeys((stream.worker_id, stream.epoch) for stream in self if stream.end is None)
+        serving.pop(NOWHERE, None)
         return [
             (worker_id, epoch)
             for worker_id, epoch in serving
@@ -193,10 +350,25 @@ class Streams:
         """Snapshots could not be read: nobody's silence counts."""
         self._seen_at_s = dict.fromkeys(self._seen_at_s, self._clock_s())
 
-    def lose(self, worker_id: str, epoch: int) -> list[ResponseStream]:
-        """End every open response of a dead worker; returns those it ended."""
-        refusal = Refusal(reason=Reason.WORKER_LOST, message="The worker that served this response was lost.")
-        lost = [s for s in self if (s.worker_id, s.epoch) == (worker_id, epoch) and s.end is None]
-        for stream in lost:
-            self._finish(stream, Lost(refusal))
-        return lost
+    def orphan(self, worker_id: str, epoch: int) -> list[ResponseStream]:
+        """Open responses of a dead worker: they belong to no worker from now on."""
+        orphans = [s for s in self if (s.worker_id, s.epoch) == (worker_id, epoch) and s.end is None]
+        for stream in orphans:
+            stream.worker_id, stream.epoch = NOWHERE
+            stream.homeless_since_s = self._clock_s()
+            stream.is_unsent = False
+        return orphans
+
+    def homeless(self) -> list[ResponseStream]:
+        """Open responses that wait for a worker, or for their Submit to reach it."""
+        return [s for s in self if s.end is None and (s.homeless_since_s is not None or s.is_unsent)]
+
+    def settle(self, stream: ResponseStream, worker_id: str, epoch: int, attempt: int) -> None:
+        """A worker goes on with it, under the next attempt, once the Submit is sent."""
+        stream.worker_id, stream.epoch, stream.attempt = worker_id, epoch, attempt
+        stream.homeless_since_s, stream.is_unsent = None, True
+        self._seen_at_s.setdefault(worker_id, self._clock_s())
+
+    def lose(self, stream: ResponseStream) -> None:
+        """No worker came."""
+        self.finish(stream, Lost(_LOST))

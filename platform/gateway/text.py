@@ -39,8 +39,10 @@ class Text:
         self.context_length = vocabulary.context_length
         self.stop_token_ids = vocabulary.stop_token_ids
         self.vocabulary_size = len(vocabulary.token_bytes)
+        self._bos_token_id = vocabulary.bos_token_id
         self._encode = encode
         self._token_bytes = vocabulary.token_bytes
+        self._control_names = {token_id: name.encode() for name, token_id in vocabulary.control_tokens.items()}
         self._longest_token = max(map(len, vocabulary.token_bytes))
         default = CHATML if "<|im_start|>" in vocabulary.control_tokens else NO_TEMPLATE
         template = vocabulary.chat_template or default
@@ -56,9 +58,18 @@ class Text:
         """Token ids of a chat, ready for the assistant's turn. Raises TextError when the template refuses it."""
         return tuple(self._encode(self._template.render([{"role": m.role, "content": m.content} for m in messages])))
 
-    def least_tokens(self, messages: Iterable[Message]) -> int:
-        """A lower bound of the prompt's length that costs nothing: no token is longer than the longest."""
-        return sum(len(message.content) for message in messages) // self._longest_token
+    def plain_prompt(self, text: str) -> tuple[int, ...]:
+        """Token ids of a text without a template, behind the model's first token where it has one."""
+        first = () if self._bos_token_id is None else (self._bos_token_id,)
+        return (*first, *self._encode([(False, text)]))
+
+    def least_tokens(self, num_characters: int) -> int:
+        """A lower bound of a text's tokens that costs nothing: no token is longer than the longest."""
+        return num_characters // self._longest_token
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What a token is called in a list of likely tokens: its bytes, or a control token's name."""
+        return self.shown_bytes(token_id) or self._control_names.get(token_id, b"")
 
     def shown_bytes(self, token_id: int) -> bytes:
         """The bytes a reader sees of a token; none for a control token and for an id outside the vocabulary."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from wire.messages import LoadSnapshot, ToGateway, ToLedger, ToWorker, Usage
+from wire.messages import Finished, LoadSnapshot, ToGateway, ToLedger, ToWorker, Usage
 
 
 class BusError(Exception):
@@ -43,16 +43,23 @@ class BadEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class FinishedOutput:
+    """All that it takes to show a finished response again: its end, and the whole token ids of each choice."""
+
+    finished: Finished
+    token_ids: Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True)
 class StepOutput:
     """All a worker says after one step; published in one atomic call after the epoch check.
 
-    ``outputs`` are the finished responses' whole token ids per choice, kept for 10 minutes so that any gateway can
-    render them again.
+    ``outputs`` are kept for 10 minutes, so that any gateway can show a finished response again.
     """
 
     to_gateways: Mapping[str, Sequence[ToGateway]] = field(default_factory=dict)
     usages: Sequence[Usage] = ()
-    outputs: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=dict)
+    outputs: Mapping[str, FinishedOutput] = field(default_factory=dict)
 
     @property
     def is_empty(self) -> bool:
@@ -110,8 +117,12 @@ class GatewayBus(Protocol):
         """The newest snapshot of every worker whose heartbeat is fresh (2 s)."""
         ...
 
-    async def output(self, response_id: str) -> Sequence[Sequence[int]] | None:
-        """Token ids per choice of a finished response, for 10 minutes; None when unknown."""
+    async def output(self, response_id: str) -> FinishedOutput | None:
+        """A finished response, for 10 minutes; None when unknown."""
+        ...
+
+    async def tell_gateway(self, gateway_id: str, message: ToGateway) -> None:
+        """One gateway's word to another. Raises BusFull or BusError."""
         ...
 
     async def append_usage(self, message: ToLedger) -> None:

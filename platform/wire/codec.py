@@ -10,7 +10,7 @@ from typing import get_args
 
 import msgspec
 
-from wire.bus import BadEntry
+from wire.bus import BadEntry, FinishedOutput
 from wire.messages import PROTOCOL_VERSION, LoadSnapshot, Message
 
 _DECODERS: dict[str, msgspec.msgpack.Decoder[Message]] = {
@@ -19,7 +19,7 @@ _DECODERS: dict[str, msgspec.msgpack.Decoder[Message]] = {
 _VERSION = bytes([PROTOCOL_VERSION])
 _encoder = msgspec.msgpack.Encoder()
 _entry_decoder = msgspec.msgpack.Decoder(list[tuple[str, msgspec.Raw]])
-_outputs_decoder = msgspec.msgpack.Decoder(list[list[int]])
+_output_decoder = msgspec.msgpack.Decoder(FinishedOutput)
 
 
 def encode(messages: Sequence[Message]) -> bytes:
@@ -64,16 +64,16 @@ def decode_load(body: bytes) -> LoadSnapshot | None:
             return None
 
 
-def encode_output(token_ids: Sequence[Sequence[int]]) -> bytes:
-    """Finished token ids per choice."""
-    return _VERSION + _encoder.encode([list(choice) for choice in token_ids])
+def encode_output(output: FinishedOutput) -> bytes:
+    """The value of an output key."""
+    return _VERSION + _encoder.encode(output)
 
 
-def decode_output(body: bytes) -> list[list[int]] | None:
+def decode_output(body: bytes) -> FinishedOutput | None:
     """None when the stored output is not understood."""
     if body[:1] != _VERSION:
         return None
     try:
-        return _outputs_decoder.decode(body[1:])
+        return _output_decoder.decode(body[1:])
     except msgspec.DecodeError:
         return None

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from scheduler_engine.policy import PolicySnapshot
-from wire.bus import BadEntry, BusFull, Fenced, StepOutput, UsageEntry
+from wire.bus import BadEntry, BusFull, Fenced, FinishedOutput, StepOutput, UsageEntry
 from wire.messages import LoadSnapshot, PolicyChanged, ToGateway, ToLedger, ToWorker
 
 LOAD_LIFETIME_US = 2_000_000
@@ -34,7 +34,7 @@ class MemoryHub:
         self.num_usage_entries = 0
         self.loads: dict[str, tuple[int, LoadSnapshot]] = {}
         self.gateways_seen_at_us: dict[str, int] = {}
-        self.outputs: dict[str, tuple[int, Sequence[Sequence[int]]]] = {}
+        self.outputs: dict[str, tuple[int, FinishedOutput]] = {}
         self.policy: PolicySnapshot | None = None
         self.listeners: dict[str, Callable[[], object]] = {}
 
@@ -118,8 +118,8 @@ class MemoryWorkerBus:
                 hub.outboxes[gateway_id].extend(messages)
             for usage in output.usages:
                 hub.append_usage(usage)
-            for response_id, token_ids in output.outputs.items():
-                hub.outputs[response_id] = (hub.now_us(), token_ids)
+            for response_id, finished in output.outputs.items():
+                hub.outputs[response_id] = (hub.now_us(), finished)
             self._committed = output
             listeners = [hub.listeners[name] for name in output.to_gateways if name in hub.listeners]
             hub.changed.notify_all()
@@ -202,12 +202,21 @@ class MemoryGatewayBus:
             oldest = hub.now_us() - LOAD_LIFETIME_US
             return [load for published_at_us, load in hub.loads.values() if published_at_us > oldest]
 
-    async def output(self, response_id: str) -> Sequence[Sequence[int]] | None:
+    async def output(self, response_id: str) -> FinishedOutput | None:
         with self._hub.changed:
             kept = self._hub.outputs.get(response_id)
             if kept is None or kept[0] <= self._hub.now_us() - OUTPUT_LIFETIME_US:
                 return None
             return kept[1]
+
+    async def tell_gateway(self, gateway_id: str, message: ToGateway) -> None:
+        with self._hub.changed:
+            outbox = self._hub.outboxes.setdefault(gateway_id, deque())
+            self._hub.refuse_when_full(outbox, gateway_id)
+            outbox.append(message)
+            listener = self._hub.listeners.get(gateway_id)
+        if listener is not None:
+            listener()
 
     async def append_usage(self, message: ToLedger) -> None:
         with self._hub.changed:

@@ -53,6 +53,7 @@ class Submit:
     key_id: str
     priority_class: PriorityClass
     model: str
+    worker_epoch: int = 0  # for this epoch of the worker and no other; 0: for any
     prompt_token_ids: tuple[int, ...]
     num_choices: int = 1  # siblings: one prompt in usage, the outputs of all
     sampling: SamplingParameters = field(default_factory=SamplingParameters)
@@ -67,6 +68,7 @@ class Submit:
     cache_salt: str = ""
     reproducible: bool = False
     delivered_token_ids: tuple[tuple[int, ...], ...] = ()
+    ended_choices: tuple[ChoiceEnd, ...] = ()  # in an earlier attempt: they are not computed again
     policy_version: int = 0
     price_version: int = 0
     remaining_completion_us: int | None = None  # to the last token: refuses before the start, only orders after it
@@ -185,6 +187,23 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChoiceFinished:
+    """One choice of several has ended while others go on; the last one's end comes with Finished."""
+
+    response_id: str
+    attempt: int
+    end: ChoiceEnd
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """Another gateway owns the response from now on; nothing of it will come here any more."""
+
+    response_id: str
+    gateway_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reserved:
     """Appended to the durable usage stream by the admit script, before the Submit."""
 
@@ -234,6 +253,7 @@ class Released:
     reason: str
 
 
+LOGPROBS, GRAMMAR = "logprobs", "grammar"  # features of a worker
 HISTOGRAM_BOUNDS_MS = (
     5,
     10,
@@ -321,9 +341,11 @@ class LoadSnapshot:
     busy_us_total: int
     classes: tuple[ClassSnapshot, ...]
     board: tuple[BoardRow, ...] = ()
+    features: tuple[str, ...] = ()  # what it can do that not every worker can: LOGPROBS, GRAMMAR
+    num_cache_tokens: int = 0  # tokens that the device's KV cache holds
 
 
 ToWorker = Submit | Cancel | Attach | PolicyChanged
-ToGateway = Accepted | Rejected | Tokens | Finished
+ToGateway = Accepted | Rejected | Tokens | ChoiceFinished | Finished | Moved
 ToLedger = Reserved | Usage | Released
 Message = ToWorker | ToGateway | ToLedger | LoadSnapshot

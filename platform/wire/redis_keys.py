@@ -14,7 +14,10 @@ Every name stands behind a prefix, ``rubato:`` unless a test says otherwise.
 ``gateway:{id}:outbox`` stream   worker -> gateway, one entry = all of one step for that gateway; TTL 10 min
 ``usage``               stream   durable: Reserved (admit script), Usage (publish), Released; consumer group ``settler``
 ``response:{id}``       hash     the record of one response, below
-``output:{id}``         string   finished token ids per choice, TTL 10 min
+``card:{id}``           string   what any gateway needs to go on with a response or to show it; lives as its record
+``background``          set      ids of responses that go on without a reader; cleaned by whoever looks
+``idempotency:{t}:{k}`` hash     an answer under an Idempotency-Key of tenant t, 24 h; k is a digest of the key
+``output:{id}``         string   a finished response: its end and token ids per choice, TTL 10 min
 ``books``               string   JSON of the last comparison of engines, ledger and roll-ups, TTL 10 min
 ``gate:built``          string   when the gate was built from the books; absent = Redis is new or lost: nobody gets in
 ``policy:current``      string   JSON {"version": 7, "policy": snapshot_to_dict(...), other keys the worker ignores}
@@ -30,6 +33,7 @@ prefix, amounts integers:
 
 - ``state`` open | done; ``gateway``, ``worker`` (may be set later, at dispatch), ``attempt``, ``tenant``, ``cls``
   (label)
+- ``epoch`` of that worker; ``card``: key of its card, where one is kept: it expires with the record
 - ``lease_keys`` ["key", ...]: sorted sets; the end does ZREM key response_id
 - ``token_refunds`` [["key", reserved], ...]: token buckets, hashes with ``level`` (whole tokens left) and ``capacity``;
   the end does level = min(capacity, level + reserved - used), used = charged prompt + output tokens.
@@ -68,6 +72,7 @@ LOAD_LIFETIME_MS = 2_000
 GATEWAY_LIFETIME_MS = 15_000
 DONE_LIFETIME_S = 600
 BOOKS_LIFETIME_S = 600
+OUTBOX_LIFETIME_S = 600
 POLICY_POLL_S = 0.5
 
 
@@ -141,6 +146,16 @@ class Keys:
 
     def response(self, response_id: str) -> str:
         return f"{self.prefix}response:{response_id}"
+
+    def card(self, response_id: str) -> str:
+        return f"{self.prefix}card:{response_id}"
+
+    @property
+    def background(self) -> str:
+        return f"{self.prefix}background"
+
+    def idempotency(self, tenant_id: str, key_digest: str) -> str:
+        return f"{self.prefix}idempotency:{tenant_id}:{key_digest}"
 
     def output(self, response_id: str) -> str:
         return f"{self.prefix}output:{response_id}"

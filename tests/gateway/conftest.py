@@ -24,10 +24,14 @@ from gateway.runtime import Runtime
 from gateway.text import byte_text
 from scheduler_engine.policy import PolicySnapshot, PriorityClass, TenantClassPolicy, cpu_classes, snapshot_to_dict
 from tenants import api_keys
-from wire.bus import BadEntry, Fenced, StepOutput
+from wire.bus import BadEntry, Fenced, FinishedOutput, StepOutput
 from wire.messages import (
+    GRAMMAR,
+    LOGPROBS,
+    Attach,
     Cancel,
     ChoiceEnd,
+    ChoiceFinished,
     ClassSnapshot,
     EngineCounters,
     Finished,
@@ -36,6 +40,7 @@ from wire.messages import (
     Rejected,
     Submit,
     ToGateway,
+    TokenLogprob,
     Tokens,
     ToWorker,
     Usage,
@@ -72,6 +77,7 @@ class Script:
     reject: tuple[str, int | None] | None = None
     hang: bool = False  # takes the work and never says anything
     tokens_per_step: int = 1
+    logprobs: bool = True  # made-up ones, where they are asked for
     prompt_first: bool = False  # stays in prefill until told otherwise
 
 
@@ -79,7 +85,21 @@ class Script:
 class _Work:
     submit: Submit
     script: Script
+    gateway_id: str
     done: int = 0
+    sent: int = 0
+
+    @property
+    def limit(self) -> int:
+        return min(len(self.script.answer), self.submit.max_tokens)
+
+    @property
+    def choices(self) -> range:
+        return range(self.submit.num_choices)
+
+    def answer_of(self, choice: int) -> Sequence[int]:
+        """Siblings say the same, each behind as many marks as its number; the longest is the last to end."""
+        return bytes(self.script.answer[: self.limit - choice])
 
 
 class FakeWorker:
@@ -92,11 +112,15 @@ class FakeWorker:
         self.step = 0
         self.submits: list[Submit] = []
         self.cancels: list[tuple[int, Cancel]] = []
+        self.attaches: list[Attach] = []
         self.generated: dict[str, int] = {}
         self.last_step: dict[str, int] = {}
         self.closed: dict[PriorityClass, int | None] = {}
         self.max_model_len = 32_768
+        self.features: tuple[str, ...] = (LOGPROBS, GRAMMAR)
+        self.num_cache_tokens = 0
         self.beating = True
+        self._restart_asked = threading.Event()
         self._works: dict[str, _Work] = {}
         self._stop = threading.Event()
         self.epoch = self.bus.open()
@@ -112,6 +136,17 @@ class FakeWorker:
         self.beating = False
         for work in self._works.values():
             work.script.hang = True
+
+    def restart(self) -> None:
+        """Come back under a new epoch, knowing nothing any more; returns once that is so."""
+        self._restart_asked.set()
+        while self._restart_asked.is_set():
+            time.sleep(0.001)
+
+    def _restart(self) -> None:
+        self._works.clear()
+        self.epoch = self.bus.open()
+        self._restart_asked.clear()
 
     def start(self) -> None:
         self.bus.publish_load(self.load())
@@ -144,6 +179,8 @@ class FakeWorker:
             output_tokens_total=0,
             busy_us_total=0,
             classes=rows,
+            features=self.features,
+            num_cache_tokens=self.num_cache_tokens,
         )
 
     def _row(self, priority_class: PriorityClass) -> ClassSnapshot:
@@ -173,6 +210,8 @@ class FakeWorker:
     def _serve(self) -> None:
         beat_at = 0.0
         while not self._stop.is_set():
+            if self._restart_asked.is_set():
+                self._restart()
             if self.beating and time.monotonic() >= beat_at:
                 self.bus.publish_load(self.load())
                 beat_at = time.monotonic() + 0.05
@@ -186,54 +225,91 @@ class FakeWorker:
         match message:
             case Submit():
                 self.submits.append(message)
-                self._works[message.response_id] = _Work(message, replace(self.script))
+                delivered = len(message.delivered_token_ids[0]) if message.delivered_token_ids else 0
+                work = _Work(message, replace(self.script), message.gateway_id, delivered, delivered)
+                self._works[message.response_id] = work
+            case Attach():
+                attached = self._works.get(message.response_id)
+                if attached is not None and attached.submit.attempt == message.attempt:
+                    self.attaches.append(message)
+                    attached.gateway_id, attached.sent = message.gateway_id, message.from_index
             case Cancel():
                 self.cancels.append((self.step, message))
                 work = self._works.get(message.response_id)
-                if work is not None and not work.script.hang:
-                    self._publish(*self._end(work, "cancelled"))
+                if work is not None and not work.script.hang and work.submit.attempt == message.attempt:
+                    self._cancelled(work, message.reason)
             case _:
                 pass
+
+    def _cancelled(self, work: _Work, reason: str) -> None:
+        messages, usage = self._end(work, "cancelled")
+        (finished,) = messages
+        assert isinstance(finished, Finished)
+        assert usage is not None
+        terminal = "cancelled_client" if reason == "client" else "failed_platform"
+        choices = tuple(replace(end, detail=reason) for end in finished.choices)
+        finished = replace(finished, choices=choices)
+        outputs = {work.submit.response_id: self._output(work, finished)}
+        usages = [replace(usage, terminal=terminal)]
+        self.bus.publish(StepOutput({work.gateway_id: [finished]}, usages, outputs))
 
     def _advance(self) -> None:
         ready = [w for w in self._works.values() if not w.script.hang and not w.script.prompt_first]
         if not ready:
             return
         self.step += 1
-        messages: list[ToGateway] = []
+        by_gateway: dict[str, list[ToGateway]] = {}
         usages: list[Usage] = []
+        outputs: dict[str, FinishedOutput] = {}
         for work in ready:
-            more, used = self._one_step(work)
-            messages += more
-            usages += used
-        self._publish(messages, usages)
+            messages, usage = self._one_step(work)
+            by_gateway.setdefault(work.gateway_id, []).extend(messages)
+            if usage is not None:
+                usages.append(usage)
+            if messages and isinstance(messages[-1], Finished):
+                outputs[work.submit.response_id] = self._output(work, messages[-1])
+        self.bus.publish(StepOutput(to_gateways=by_gateway, usages=usages, outputs=outputs))
 
-    def _one_step(self, work: _Work) -> tuple[list[ToGateway], list[Usage]]:
-        script, response_id = work.script, work.submit.response_id
+    def _output(self, work: _Work, finished: Finished) -> FinishedOutput:
+        return FinishedOutput(finished, [list(work.answer_of(choice)[: work.done]) for choice in work.choices])
+
+    def _one_step(self, work: _Work) -> tuple[list[ToGateway], Usage | None]:
+        script, response_id, limit = work.script, work.submit.response_id, work.limit
         if script.reject is not None:
             return self._reject(work)
-        limit = min(len(script.answer), work.submit.max_tokens)
-        token_ids = tuple(script.answer[work.done : min(limit, work.done + script.tokens_per_step)])
-        tokens = Tokens(
+        before, work.done = work.done, min(limit, work.done + script.tokens_per_step)
+        messages: list[ToGateway] = [self._tokens(work)]
+        self.generated[response_id] = work.done
+        self.last_step[response_id] = self.step
+        for choice in work.choices:
+            if before < len(work.answer_of(choice)) <= work.done < limit:
+                end = ChoiceEnd(choice=choice, reason=script.reason)
+                messages.append(ChoiceFinished(response_id=response_id, attempt=work.submit.attempt, end=end))
+        if work.done < limit:
+            return messages, None
+        reason = "length" if work.done == work.submit.max_tokens < len(script.answer) else script.reason
+        finished, usage = self._end(work, reason)
+        return [*messages, *finished], usage
+
+    def _tokens(self, work: _Work) -> Tokens:
+        news = [tuple(work.answer_of(choice)[work.sent : work.done]) for choice in work.choices]
+        rows = [(choice, new) for choice, new in zip(work.choices, news, strict=True) if new]
+        first, work.sent = work.sent, work.done
+        asked = work.submit.sampling.num_top_logprobs
+        logprobs = () if asked is None else tuple(tuple(_logprob(i, asked) for i in new) for _, new in rows)
+        return Tokens(
             worker_id=self.bus.worker_id,
             epoch=self.epoch,
             step=self.step,
-            response_ids=(response_id,),
-            attempts=(work.submit.attempt,),
-            choices=(0,),
-            first_indexes=(work.done,),
-            token_ids=(token_ids,),
+            response_ids=(work.submit.response_id,) * len(rows),
+            attempts=(work.submit.attempt,) * len(rows),
+            choices=tuple(choice for choice, _ in rows),
+            first_indexes=(first,) * len(rows),
+            token_ids=tuple(new for _, new in rows),
+            logprobs=logprobs,
         )
-        work.done += len(token_ids)
-        self.generated[response_id] = work.done
-        self.last_step[response_id] = self.step
-        if work.done < limit:
-            return [tokens], []
-        reason = "length" if work.done == work.submit.max_tokens < len(script.answer) else script.reason
-        messages, usages = self._end(work, reason)
-        return [tokens, *messages], usages
 
-    def _reject(self, work: _Work) -> tuple[list[ToGateway], list[Usage]]:
+    def _reject(self, work: _Work) -> tuple[list[ToGateway], Usage | None]:
         assert work.script.reject is not None
         reason, retry_after_us = work.script.reject
         del self._works[work.submit.response_id]
@@ -243,22 +319,28 @@ class FakeWorker:
             reason=reason,
             retry_after_us=retry_after_us,
         )
-        return [rejected], [self._usage(work, "shed", 0)]
+        return [rejected], self._usage(work, "shed", 0)
 
-    def _end(self, work: _Work, reason: str) -> tuple[list[ToGateway], list[Usage]]:
+    def _end(self, work: _Work, reason: str) -> tuple[list[ToGateway], Usage | None]:
         del self._works[work.submit.response_id]
         prompt = len(work.submit.prompt_token_ids)
+        ends = tuple(
+            ChoiceEnd(choice=choice, reason=reason, visible_bytes=work.script.visible_bytes) for choice in work.choices
+        )
         finished = Finished(
             response_id=work.submit.response_id,
             attempt=work.submit.attempt,
-            choices=(ChoiceEnd(choice=0, reason=reason, visible_bytes=work.script.visible_bytes),),
+            choices=ends,
             prompt_tokens=prompt,
             cached_tokens=0,
-            output_tokens=work.done,
+            output_tokens=self._num_output(work),
             counters=EngineCounters(queue_us=2_000, total_us=9_000),
         )
         terminal = {"cancelled": "cancelled_client", "failed": "failed_platform"}.get(reason, "completed")
-        return [finished], [self._usage(work, terminal, prompt)]
+        return [finished], self._usage(work, terminal, prompt)
+
+    def _num_output(self, work: _Work) -> int:
+        return sum(min(work.done, len(work.answer_of(choice))) for choice in work.choices)
 
     def _usage(self, work: _Work, terminal: str, prompt_tokens: int) -> Usage:
         submit = work.submit
@@ -272,18 +354,17 @@ class FakeWorker:
             model=submit.model,
             prompt_tokens=prompt_tokens,
             cached_tokens=0,
-            output_tokens=work.done,
+            output_tokens=self._num_output(work),
             terminal=terminal,
             policy_version=submit.policy_version,
             price_version=submit.price_version,
             counters=EngineCounters(),
         )
 
-    def _publish(self, messages: Sequence[ToGateway], usages: Sequence[Usage]) -> None:
-        by_gateway: dict[str, list[ToGateway]] = {}
-        for submit in self.submits:
-            by_gateway.setdefault(submit.gateway_id, list(messages))
-        self.bus.publish(StepOutput(to_gateways=by_gateway, usages=usages))
+
+def _logprob(token_id: int, num_top: int) -> TokenLogprob:
+    top = ((token_id, -0.5), *((token_id + 1 + n, -1.0 - n) for n in range(20)))
+    return TokenLogprob(token_id=token_id, logprob=-0.5, top=top[:num_top])
 
 
 @dataclass(slots=True)
@@ -349,7 +430,7 @@ class World:
         self.base_url = ""
         self.runtime: Runtime | None = None
         self.build_gate: Callable[[], bool] = lambda: False  # there is no PostgreSQL, so no books to build it from
-        self._clients: dict[str, AsyncOpenAI] = {}
+        self._clients: dict[tuple[str, bool], AsyncOpenAI] = {}
 
     def publish(self, *quotas: TenantClassPolicy) -> None:
         """Put these cells in force, the world's other cells beside them."""
@@ -386,16 +467,17 @@ class World:
             build_gate=lambda: self.build_gate(),
         )
 
-    def client(self, tenant: str = AURORA) -> AsyncOpenAI:
+    def client(self, tenant: str = AURORA, *, strict: bool = True) -> AsyncOpenAI:
         """The official client, which checks our bodies against its own types."""
-        if tenant not in self._clients:
-            self._clients[tenant] = AsyncOpenAI(
+        found = self._clients.get((tenant, strict))
+        if found is None:
+            found = self._clients[tenant, strict] = AsyncOpenAI(
                 base_url=f"{self.base_url}/v1",
                 api_key=self.keys[tenant],
                 max_retries=0,
-                _strict_response_validation=True,
+                _strict_response_validation=strict,
             )
-        return self._clients[tenant]
+        return found
 
     async def close_clients(self) -> None:
         for client in self._clients.values():

@@ -6,7 +6,7 @@ import uuid
 
 import pytest
 
-from gateway.asking import Ask, effective_max_tokens, encode_prompt, requested_class
+from gateway.asking import Ask, Chat, effective_max_tokens, encode_prompt, requested_class
 from gateway.auth import Caller
 from gateway.door import new_response_id
 from gateway.errors import Reason, Refusal
@@ -18,7 +18,7 @@ CALLER = Caller("key", "public", "aurora", "chat", BATCH)
 
 
 def ask(**changes: object) -> Ask:
-    fields = {"model": "m", "messages": (), "source": "rest", "received_at_s": 0.0, **changes}
+    fields = {"model": "m", "prompt": Chat(()), "source": "rest", "received_at_s": 0.0, **changes}
     return Ask(**fields)  # type: ignore[arg-type]
 
 
@@ -77,10 +77,10 @@ def test_a_wish_is_never_cut_in_silence() -> None:
 async def test_a_prompt_leaves_room_for_one_token_at_least() -> None:
     text = byte_text()
     length = len(text.chat_prompt([Message("user", "Hi")]))
-    assert isinstance(await encode_prompt(text, (Message("user", "Hi"),), length), Refusal)
-    assert isinstance(await encode_prompt(text, (Message("user", "Hi"),), length + 1), tuple)
+    assert isinstance(await encode_prompt(text, ask(prompt=Chat((Message("user", "Hi"),))), length), Refusal)
+    assert isinstance(await encode_prompt(text, ask(prompt=Chat((Message("user", "Hi"),))), length + 1), tuple)
 
 
 async def test_a_long_prompt_is_encoded_aside_to_the_same_tokens() -> None:
     text, messages = byte_text(), (Message("user", "x" * 20_000),)
-    assert await encode_prompt(text, messages, 30_000) == text.chat_prompt(messages)
+    assert await encode_prompt(text, ask(prompt=Chat(messages)), 30_000) == text.chat_prompt(messages)

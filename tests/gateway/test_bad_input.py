@@ -94,11 +94,15 @@ def _is_a_trace(key: bytes) -> bool:
         ({"logit_bias": {"x": 1}}, "invalid_value", "logit_bias"),
         ({"logit_bias": {"999999": 1}}, "invalid_value", "logit_bias"),
         ({"logit_bias": {"5": 101}}, "invalid_value", "logit_bias[...]"),
-        ({"n": 2}, "unsupported_parameter", "n"),
-        ({"n": True}, "unsupported_parameter", "n"),
-        ({"logprobs": True}, "unsupported_parameter", "logprobs"),
+        ({"n": 0}, "invalid_value", "n"),
+        ({"n": 17}, "invalid_value", "n"),
+        ({"n": True}, "invalid_type", "n"),
+        ({"logprobs": 1}, "invalid_type", "logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "invalid_value", "top_logprobs"),
+        ({"top_logprobs": 1}, "invalid_value", "top_logprobs"),
         ({"tools": [{"type": "function"}]}, "unsupported_parameter", "tools"),
-        ({"response_format": {"type": "json_object"}}, "unsupported_parameter", "response_format"),
+        ({"response_format": {"type": "xml"}}, "invalid_value", "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "missing_required_parameter", "response_format.json_schema"),
         ({"stream": "yes"}, "invalid_type", "stream"),
         ({"stream_options": {"include_usage": True}}, "invalid_value", "stream_options"),
         ({"stream": True, "stream_options": {"colour": 1}}, "unknown_parameter", "stream_options.colour"),
@@ -284,12 +288,37 @@ async def test_what_its_limit_can_never_hold_is_429_and_no_use_to_repeat(world: 
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1", "/v1/", "/v1/chat/completions/", "/v1/embeddings", "/v1/models/a/../b", "/v1/%00"]
+    "path",
+    [
+        *("/v1", "/v1/", "/v1/chat/completions/", "/v1/embeddings", "/v1/models/a/../b", "/v1/%00"),
+        *("/V1/models", "/v1//models", "/v1/responses/a/b", "/v1/models/"),
+    ],
 )
 async def test_a_path_that_is_not_there_is_404_in_the_error_shape(world: Any, path: str) -> None:
     response = await send(world, body(), path=path)
     assert response.status_code in (404, 405)
     assert_refused(world, response, response.status_code, response.json()["error"]["code"], None)
+
+
+async def test_two_slashes_in_front_are_404_in_the_error_shape_and_no_page_of_django(world: Any) -> None:
+    async with httpx2.AsyncClient() as client:
+        assert_refused(world, await client.get(f"{world.base_url}//v1/models"), 404, "route_not_found")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"c" * 5_000: 1},
+        {"messages": [{"role": "w" * 5_000, "content": "x"}]},
+        {"messages": [{"role": "user", "content": "x", "c" * 5_000: 1}]},
+        {"service_tier": "t" * 5_000},
+    ],
+    ids=["unknown field", "role", "unknown field of a message", "tier"],
+)
+async def test_what_a_caller_wrote_is_quoted_back_only_so_far(world: Any, changes: dict[str, Any]) -> None:
+    response = await send(world, body(**changes))
+    assert response.status_code == 400
+    assert len(response.content) < 1_000
 
 
 @pytest.mark.parametrize(("method", "path"), [("GET", CHAT), ("DELETE", CHAT), ("POST", "/v1/models"), ("PUT", CHAT)])

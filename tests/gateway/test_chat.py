@@ -14,7 +14,7 @@ import pytest
 from openai.types.chat import ChatCompletionChunk
 
 from scheduler_engine.policy import PriorityClass, TenantClassPolicy
-from wire.messages import Released, Reserved, Usage
+from wire.messages import Reserved, Usage
 
 MODEL = "simulated"
 HI: list[Any] = [{"role": "user", "content": "Hi"}]
@@ -386,39 +386,10 @@ async def test_a_gateway_that_stops_ends_and_cancels_what_it_serves(world: Any) 
     await world.until(lambda: world.slots_in_use() == 0)
 
 
-async def test_a_worker_that_starts_anew_ends_its_old_responses_with_an_error_and_no_charge(world: Any) -> None:
-    world.worker.script.hang = True
-    asking = asyncio.create_task(ask(world))
-    await world.until(lambda: len(world.worker.submits) == 1)
-    world.worker.epoch = world.worker.bus.open()
-    with pytest.raises(openai.APIStatusError) as caught:
-        await asking
-    assert (caught.value.status_code, caught.value.code) == (503, "worker_lost")
-    await world.until(lambda: world.slots_in_use() == 0)
-    assert world.money("aurora", "default") == {"open": 0, "settled": 0}
-    assert [type(message) for message in world.usage_messages()] == [Reserved, Released]
-
-
-async def test_a_silent_worker_is_fenced_and_its_stream_ends_with_an_error_event(
-    world: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("gateway.streams.LOST_AFTER_S", 0.2)
-    world.worker.script.answer = b"partial" + b"." * 100_000
-    world.worker.script.tokens_per_step = 7
-    world.worker.step_s = 0.05
-    texts: list[str] = []
-    reading = asyncio.create_task(read(await ask(world, stream=True, max_tokens=30_000), texts))
-    await world.until(lambda: "partial" in "".join(texts))
-    world.worker.freeze()
-    with pytest.raises(openai.APIError, match="was lost"):
-        await reading
-    assert world.redis.get(world.redis_keys.epoch("worker-1")) == f"fenced:{world.worker.epoch}".encode()
-
-
 async def test_a_waiting_stream_is_kept_alive_with_comments_that_the_client_ignores(
     world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.v1.chat.KEEPALIVE_S", 0.05)
+    monkeypatch.setattr("gateway.v1.generation.KEEPALIVE_S", 0.05)
     world.worker.script.prompt_first = True
     reader = await raw_stream(world, {})
     await reader.until(b": waiting\n\n")

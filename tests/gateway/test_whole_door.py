@@ -24,6 +24,7 @@ import websockets
 from django.core.management import call_command
 from openai import AsyncOpenAI
 
+from gateway.supervision.platform_processes import SERVER_OPTIONS
 from scheduler_engine.policy import PriorityClass
 from tenants import selectors, services
 from tenants.models import ApiKey, QuotaPolicy
@@ -92,7 +93,7 @@ async def platform(service_environment: dict[str, str], project_root: Path) -> A
         "RUBATO_MODEL_PATH": "",
         "PYTHONPATH": f"{project_root}:{project_root}/platform",
     }
-    granian = ["granian", "--interface=asgi", "--host=127.0.0.1", f"--port={port}", "--log-level=warning"]
+    granian = ["granian", *SERVER_OPTIONS, "--host=127.0.0.1", f"--port={port}", "--log-level=warning"]
     worker = ["gpu_worker", "--executor=simulated", "--device-profile=toy"]
     with contextlib.ExitStack() as stack:
         stack.enter_context(running(worker, environment, project_root))

@@ -22,7 +22,7 @@ from gpu_worker import replay
 from gpu_worker.__main__ import main
 from gpu_worker.config import ConfigError, parse, sized, starting_policy
 from scheduler_engine.policy import PolicySnapshot, cpu_classes, gpu_classes, snapshot_to_dict
-from wire.bus import BusError
+from wire.bus import BusError, FinishedOutput
 from wire.messages import Finished, Tokens, Usage
 from wire.redis_bus import RedisGatewayBus, RedisUsageReader
 
@@ -117,7 +117,7 @@ async def test_a_worker_serves_over_redis_and_leaves_with_0_on_sigterm(
     token_ids, end = await ask(gateway, worker, submit)
     assert (len(token_ids), end.output_tokens) == (25, 25)
     assert [load.model for load in await gateway.loads() if load.worker_id == worker.worker_id] == ["simulated"]
-    assert await gateway.output(submit.response_id) == [token_ids]
+    assert await gateway.output(submit.response_id) == FinishedOutput(end, [token_ids])
     worker.process.send_signal(signal.SIGUSR1)
     worker.wait_for("books: balanced")
     assert worker.end(signal.SIGTERM) == 0

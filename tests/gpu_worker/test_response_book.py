@@ -17,7 +17,7 @@ from scheduler_engine.events import FinishReason, Lever, RejectReason, Resource,
 from scheduler_engine.plan import ScheduledRow, StepPlan, StepResult
 from scheduler_engine.policy import PriorityClass
 from scheduler_engine.request import RequestId
-from wire.bus import StepOutput
+from wire.bus import FinishedOutput, StepOutput
 from wire.messages import (
     Accepted,
     Attach,
@@ -149,7 +149,7 @@ def test_a_response_that_completes_says_tokens_then_finished_and_leaves_one_usag
     usage = only_usage(output)
     assert (usage.terminal, usage.prompt_tokens, usage.output_tokens) == ("completed", 5, 1)
     assert usage.counters.swapped_bytes == 2_048
-    assert output.outputs == {"r1": [[ord("h")]]}
+    assert output.outputs == {"r1": FinishedOutput(said[-1], [[ord("h")]])}
     assert len(desk.book) == 0
 
 

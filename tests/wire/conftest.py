@@ -11,9 +11,9 @@ from typing import Any, cast
 import pytest
 
 from scheduler_engine.policy import PolicySnapshot, PriorityClass, snapshot_to_dict
-from wire.bus import GatewayBus, UsageReader, WorkerBus
+from wire.bus import FinishedOutput, GatewayBus, UsageReader, WorkerBus
 from wire.memory_bus import MemoryHub
-from wire.messages import EngineCounters, LoadSnapshot, Submit, Tokens, Usage
+from wire.messages import ChoiceEnd, EngineCounters, Finished, LoadSnapshot, Submit, Tokens, Usage
 from wire.redis_bus import Keys, RedisGatewayBus, RedisUsageReader, RedisWorkerBus, connect, write_policy
 
 
@@ -136,6 +136,18 @@ class Make:
             first_indexes=(first_index,),
             token_ids=(token_ids,),
         )
+
+    def output(self, token_ids: list[list[int]], response_id: str = "r1") -> FinishedOutput:
+        finished = Finished(
+            response_id=response_id,
+            attempt=1,
+            choices=tuple(ChoiceEnd(choice=index, reason="stop") for index in range(len(token_ids))),
+            prompt_tokens=1,
+            cached_tokens=0,
+            output_tokens=sum(map(len, token_ids)),
+            counters=EngineCounters(),
+        )
+        return FinishedOutput(finished, token_ids)
 
     def usage(self, response_id: str = "r1", **changes: Any) -> Usage:
         fields: dict[str, Any] = {

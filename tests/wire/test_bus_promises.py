@@ -9,7 +9,7 @@ import pytest
 
 from scheduler_engine.policy import PolicySnapshot, gpu_classes
 from wire.bus import BusFull, Fenced, StepOutput
-from wire.messages import Cancel, PolicyChanged, Released, Tokens
+from wire.messages import Cancel, Moved, PolicyChanged, Released, Tokens
 
 
 async def test_messages_reach_a_worker_in_the_order_they_were_sent(world: Any, make: Any) -> None:
@@ -75,7 +75,7 @@ async def test_a_full_outbox_names_its_gateway_and_nothing_of_the_step_is_visibl
     step = StepOutput(
         {"g1": [make.tokens("r2", 0, (1,))], "slow": [make.tokens("r1", 10, (1,))]},
         usages=[make.usage("r2")],
-        outputs={"r2": [[1]]},
+        outputs={"r2": make.output([[1]], "r2")},
     )
     with pytest.raises(BusFull) as caught:
         worker.publish(step)
@@ -132,12 +132,19 @@ def replay(worker: Any, step: StepOutput) -> None:
     worker.publish(step)
 
 
+async def test_one_gateway_can_tell_another(world: Any, make: Any) -> None:
+    told = Moved(response_id="r1", gateway_id="g2")
+    await world.gateway("g2").tell_gateway("g1", told)
+    assert list(await world.gateway("g1").receive(0.0)) == [told]
+
+
 async def test_a_finished_output_can_be_fetched_for_ten_minutes(world: Any, make: Any) -> None:
     worker, gateway = world.worker(), world.gateway()
     worker.open()
-    worker.publish(StepOutput(usages=[make.usage()], outputs={"r1": [[5, 6], [7]]}))
+    kept = make.output([[5, 6], [7]])
+    worker.publish(StepOutput(usages=[make.usage()], outputs={"r1": kept}))
     world.let_pass(590)
-    assert [list(choice) for choice in await gateway.output("r1") or ()] == [[5, 6], [7]]
+    assert await gateway.output("r1") == kept
     world.let_pass(20)
     assert await gateway.output("r1") is None
 

@@ -16,8 +16,10 @@ from wire.messages import (
     Attach,
     Cancel,
     ChoiceEnd,
+    ChoiceFinished,
     EngineCounters,
     Finished,
+    Moved,
     PolicyChanged,
     Rejected,
     Released,
@@ -53,6 +55,8 @@ def every_kind(make: Any) -> list[Any]:
             token_ids=((5, 6),),
             logprobs=((logprob, logprob),),
         ),
+        ChoiceFinished(response_id="r", attempt=1, end=ChoiceEnd(choice=1, reason="length")),
+        Moved(response_id="r", gateway_id="g2"),
         Finished(
             response_id="r",
             attempt=1,
@@ -127,8 +131,9 @@ def test_damaged_entries_never_raise(data: st.DataObject) -> None:
     assert all(isinstance(entry, BadEntry | Cancel) for entry in codec.decode(bytes(body), "1"))
 
 
-def test_a_finished_output_comes_back_and_a_foreign_one_is_unknown() -> None:
-    body = codec.encode_output([[1, 2], (3,)])
-    assert codec.decode_output(body) == [[1, 2], [3]]
+def test_a_finished_output_comes_back_and_a_foreign_one_is_unknown(make: Any) -> None:
+    output = make.output([[1, 2], [3]])
+    body = codec.encode_output(output)
+    assert codec.decode_output(body) == output
     assert codec.decode_output(b"\x02" + body[1:]) is None
     assert codec.decode_output(b"\x01\xc1") is None

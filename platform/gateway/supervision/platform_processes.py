@@ -21,6 +21,16 @@ from wire.redis_bus import connect
 from wire.redis_keys import Keys
 
 WORKER_ID = "worker-1"
+# One HTTP version: a server that still has to guess it waits for the first byte without a limit. Connections that say
+# nothing, and idle ones, end after ten seconds, and more of them fit than one client is likely to open.
+SERVER_OPTIONS = (
+    "--interface=asgi",
+    "--loop=uvloop",
+    "--http=1",
+    "--http1-header-read-timeout=10000",
+    "--backlog=4096",
+    "--backpressure=8192",
+)
 DEVICE_PROFILES = ("cpu-smollm2", "h200-8b", "instant", "toy")  # the worker's own; a test holds them together
 
 
@@ -92,8 +102,8 @@ def _celery(name: str, environment: Mapping[str, str], *arguments: str) -> Proce
 
 
 def _gateway(options: PlatformOptions, environment: Mapping[str, str]) -> ProcessSpec:
-    command = [sys.executable, "-m", "granian", "--interface=asgi", f"--host={LOOPBACK}", f"--port={options.port}"]
-    command += ["--workers=1", "--loop=uvloop", "--log-level=warning", "--workers-kill-timeout=3"]
+    command = [sys.executable, "-m", "granian", *SERVER_OPTIONS, f"--host={LOOPBACK}", f"--port={options.port}"]
+    command += ["--workers=1", "--log-level=warning", "--workers-kill-timeout=3"]
     return ProcessSpec(
         name="gateway",
         command=lambda: [*command, "gateway.asgi:application"],

@@ -9,12 +9,24 @@ from gateway import metrics
 from gateway.auth import Caller, key_of_request
 from gateway.errors import InvalidRequest, Reason, Refusal, invalid
 from gateway.runtime import Runtime
-from gateway.v1 import batches, chat, files, models
+from gateway.v1 import batches, chat, completions, files, idempotency, models, responses_http
 from gateway.v1.archive import Methods
 from gateway.v1.http import Exchange, Receive, Scope, Send
+from gateway.v1.routes import Call, Match, Route, find
+from wire.bus import BusError
 
-_METHODS = {"/v1/chat/completions": "POST", "/v1/models": "GET"}
-_MODEL_PREFIX = "/v1/models/"
+ROUTES = (
+    Route("POST", "/v1/chat/completions", idempotency.once(chat.create)),
+    Route("POST", "/v1/completions", idempotency.once(completions.create)),
+    Route("POST", "/v1/responses", idempotency.once(responses_http.create)),
+    Route("GET", "/v1/responses/*", responses_http.retrieve),
+    Route("DELETE", "/v1/responses/*", responses_http.delete),
+    Route("POST", "/v1/responses/*/cancel", responses_http.cancel),
+    Route("GET", "/v1/responses/*/input_items", responses_http.input_items),
+    Route("GET", "/v1/models", models.list_models),
+    Route("GET", "/v1/models/**", models.get_model),
+)
+_MAX_PATH_SHOWN = 200
 
 
 async def application(runtime: Runtime, scope: Scope, receive: Receive, send: Send) -> None:
@@ -36,30 +48,28 @@ async def _answer(exchange: Exchange, runtime: Runtime) -> None:
     try:
         await _serve(exchange, runtime)
     except InvalidRequest as error:
+        exchange.priority_class = error.priority_class
         await exchange.discard_body()
-        await exchange.refuse(error.refusal)
+        await exchange.refuse(error.refusal, error.headers)
+    except BusError as error:
+        if exchange.status is not None:
+            raise
+        message = f"The platform's memory does not answer ({type(error).__name__}); please send the request again."
+        await exchange.refuse(Refusal(reason=Reason.UNAVAILABLE, message=message))
 
 
 async def _serve(exchange: Exchange, runtime: Runtime) -> None:
-    path = exchange.path
-    if (methods := files.methods_of(path) or batches.methods_of(path)) is not None:
+    if (methods := files.methods_of(exchange.path) or batches.methods_of(exchange.path)) is not None:
         await _serve_archive(exchange, runtime, methods)
         return
-    method = "GET" if path.startswith(_MODEL_PREFIX) else _METHODS.get(path)
-    if method is None:
-        raise invalid(Reason.ROUTE_NOT_FOUND, f"There is no {path[:200]} here.")
-    if exchange.method != method:
-        refusal = Refusal(reason=Reason.METHOD_NOT_ALLOWED, message=f"Use {method} here.")
-        await exchange.refuse(refusal, {"allow": method})
-        return
+    found = find(ROUTES, exchange.method, exchange.path)
+    if not isinstance(found, Match):
+        if not found:
+            raise invalid(Reason.ROUTE_NOT_FOUND, f"There is no {exchange.path[:_MAX_PATH_SHOWN]} here.")
+        refusal = Refusal(reason=Reason.METHOD_NOT_ALLOWED, message=f"Use {' or '.join(found)} here.")
+        raise InvalidRequest(refusal, {"allow": ", ".join(found)})
     caller = await _authenticate(exchange, runtime)
-    if path == "/v1/chat/completions":
-        body = await exchange.json_body(runtime.body_limit_bytes)
-        await chat.handle(exchange, runtime.door, caller, body)
-    elif path == "/v1/models":
-        await models.list_models(exchange, runtime.door, caller)
-    else:
-        await models.get_model(exchange, runtime.door, caller, path.removeprefix(_MODEL_PREFIX))
+    await found.handler(Call(exchange, runtime, caller, found.arguments))
 
 
 async def _serve_archive(exchange: Exchange, runtime: Runtime, methods: Methods) -> None:

@@ -1,18 +1,29 @@
 """From a body to an Ask: the same values for every door.
 
-Knows the words of both APIs; refuses to know limits and workers.
+Knows the words of all APIs; refuses to know limits and workers.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
-from gateway.asking import Ask
-from gateway.errors import Reason, Refusal, invalid
-from gateway.text import Message
+import msgspec
+
+from gateway.asking import Ask, Prompt
+from gateway.errors import Reason, invalid
+from gateway.text import Message, Text
 from gateway.v1.decoding import refuse_unsupported
-from gateway.v1.schemas import MAX_STOP_BYTES, MAX_STOPS, ChatRequest, ResponseCreate, SamplingFields, TextPart
-from wire.messages import SamplingParameters
+from gateway.v1.schemas import (
+    MAX_STOP_BYTES,
+    MAX_STOPS,
+    ChatRequest,
+    ResponseCreate,
+    ResponseFormat,
+    SamplingFields,
+    TextPart,
+)
+from wire.messages import Grammar, SamplingParameters
 
 
 def chat_messages(request: ChatRequest) -> tuple[Message, ...]:
@@ -32,6 +43,22 @@ def input_messages(request: ResponseCreate) -> tuple[Message, ...]:
     return (*instructions, *(Message(_template_role(item.role), _joined(item.content)) for item in request.input))
 
 
+def shown_items(request: ResponseCreate, response_id: str) -> list[dict[str, Any]]:
+    """The input as the API shows it again, in order; ids are a function of response and place."""
+    if isinstance(request.input, str):
+        items = [("user", request.input)]
+    else:
+        items = [(item.role, _joined(item.content)) for item in request.input]
+    return [_shown_item(role, text, f"msg_{response_id}_{place}") for place, (role, text) in enumerate(items)]
+
+
+def _shown_item(role: str, text: str, item_id: str) -> dict[str, Any]:
+    part: dict[str, Any] = {"type": "input_text", "text": text}
+    if role == "assistant":
+        part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    return {"id": item_id, "type": "message", "status": "completed", "role": role, "content": [part]}
+
+
 def chat_max_tokens(request: ChatRequest) -> tuple[int | None, str]:
     """The number asked for, and the field that asked."""
     new, old = request.max_completion_tokens, request.max_tokens
@@ -41,26 +68,44 @@ def chat_max_tokens(request: ChatRequest) -> tuple[int | None, str]:
     return (old, "max_tokens") if new is None else (new, "max_completion_tokens")
 
 
+def grammar_of(wanted: ResponseFormat | None) -> Grammar | None:
+    """What the answer must look like; None for free text."""
+    if wanted is None or wanted.type == "text":
+        return None
+    if wanted.type == "json_object":
+        return Grammar(kind="json_object")
+    if wanted.json_schema is None:
+        raise invalid(Reason.MISSING_PARAMETER, "Say which.", "response_format.json_schema")
+    return Grammar(kind="json_schema", source=msgspec.json.encode(wanted.json_schema.schema).decode())
+
+
 def ask(
     request: SamplingFields,
     *,
     model: str,
-    messages: tuple[Message, ...],
+    prompt: Prompt,
+    prompt_param: str,
     max_tokens: int | None,
     max_tokens_param: str,
     source: str,
     received_at_s: float,
-    vocabulary_size: int | None,
+    text: Text | None,
+    num_choices: int = 1,
+    num_top_logprobs: int | None = None,
+    grammar: Grammar | None = None,
 ) -> Ask:
-    """The same values for every door. ``vocabulary_size`` None: the model is unknown, and will be refused for that."""
+    """The same values for every door. ``text`` None: the model is unknown, and will be refused for that."""
+    sampling = _sampling(request, text.vocabulary_size if text else None)
     return Ask(
         model=model,
-        messages=messages,
+        prompt=prompt,
+        prompt_param=prompt_param,
         source=source,
         received_at_s=received_at_s,
+        num_choices=num_choices,
         max_tokens=max_tokens,
         max_tokens_param=max_tokens_param,
-        sampling=_sampling(request, vocabulary_size),
+        sampling=replace(sampling, num_top_logprobs=num_top_logprobs, grammar=grammar),
         min_tokens=request.min_tokens or 0,
         ignore_eos=bool(request.ignore_eos),
         stop=_stops(request.stop),
@@ -69,11 +114,6 @@ def ask(
         completion_deadline_ms=request.completion_deadline_ms,
         max_queue_wait_ms=request.max_queue_wait_ms,
     )
-
-
-def in_words_of_responses(refusal: Refusal) -> Refusal:
-    """The door calls the prompt ``messages``; a response calls it ``input``."""
-    return replace(refusal, param="input") if refusal.param == "messages" else refusal
 
 
 def _template_role(role: str) -> str:

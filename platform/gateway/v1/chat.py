@@ -1,250 +1,170 @@
 """POST /v1/chat/completions, whole and as server-sent events.
 
 Knows the OpenAI chat shapes; refuses to know limits and workers. A stream's event numbers are a function of the token
-index alone: one preamble chunk, one chunk per token (with empty text while a character is not complete), a tail.
+index alone: one preamble chunk for each choice, one chunk per token (with empty text while a character is not
+complete), a chunk for each choice's end, a tail.
 """
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from gateway import metrics
-from gateway.admission import Denied
-from gateway.asking import Ask
+from gateway.asking import Ask, Chat
 from gateway.auth import Caller
-from gateway.door import Door, Entered
-from gateway.errors import Reason, Refusal, error_event, from_reject, invalid
-from gateway.streams import Delivery, End, Lost
-from gateway.text import Detokenizer
-from gateway.v1 import asks, schemas
+from gateway.door import Door
+from gateway.errors import Reason, invalid
+from gateway.streams import Piece
+from gateway.v1 import asks, generation, schemas
+from gateway.v1.answers import ChoiceText, chat_logprobs, encode, event, usage
 from gateway.v1.decoding import decode, refuse_unsupported
+from gateway.v1.generation import Group
 from gateway.v1.http import Exchange
-from scheduler_engine.events import FinishReason
-from wire.messages import Finished, Rejected
+from gateway.v1.routes import Call
+from wire.messages import Finished
 
-KEEPALIVE_S = 10.0  # a waiting stream begins after this long, then sends a comment as often: no proxy cuts it
-EVENT_STREAM = {
-    "content-type": "text/event-stream; charset=utf-8",
-    "cache-control": "no-cache",
-    "x-accel-buffering": "no",
-}
 _decoder = msgspec.json.Decoder(schemas.ChatRequest)
-_encode = msgspec.json.Encoder().encode
+
+
+async def create(call: Call) -> None:
+    body = await call.exchange.json_body(call.runtime.body_limit_bytes)
+    await handle(call.exchange, call.runtime.door, call.caller, body)
+
+
+async def handle(exchange: Exchange, door: Door, caller: Caller, body: bytes) -> None:
+    """From a body to its answer. Raises InvalidRequest."""
+    request = decode(_decoder, body)
+    stream = bool(request.stream)
+    ask = ask_of(request, door, exchange.received_at_s, source="sse" if stream else "rest")
+    async with generation.entered(door, caller, [ask]) as group:
+        await generation.respond(exchange, group, frames_of(request, group), stream=stream)
+
+
+def ask_of(request: schemas.ChatRequest, door: Door, received_at_s: float, *, source: str) -> Ask:
+    """Raises InvalidRequest."""
+    refuse_unsupported(request)
+    if request.stream_options is not None and not request.stream:
+        raise invalid(Reason.INVALID_VALUE, "stream_options needs stream=true.", "stream_options")
+    if request.top_logprobs is not None and not request.logprobs:
+        raise invalid(Reason.INVALID_VALUE, "top_logprobs needs logprobs=true.", "top_logprobs")
+    max_tokens, max_tokens_param = asks.chat_max_tokens(request)
+    return asks.ask(
+        request,
+        model=request.model,
+        prompt=Chat(asks.chat_messages(request)),
+        prompt_param="messages",
+        max_tokens=max_tokens,
+        max_tokens_param=max_tokens_param,
+        source=source,
+        received_at_s=received_at_s,
+        text=door.texts.get(request.model),
+        num_choices=request.n or 1,
+        num_top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+        grammar=asks.grammar_of(request.response_format),
+    )
+
+
+def frames_of(request: schemas.ChatRequest, group: Group) -> ChatFrames:
+    options = request.stream_options
+    rendering = _Rendering(group, int(time.time()), bool(options and options.include_usage))
+    return ChatFrames(rendering, request.n or 1, with_logprobs=bool(request.logprobs))
 
 
 @dataclass(frozen=True, slots=True)
 class _Rendering:
     """The parts of an answer that stay the same in all its chunks."""
 
-    entered: Entered
+    group: Group
     created: int
     include_usage: bool
 
     def envelope(self, kind: str) -> dict[str, Any]:
+        (entered,) = self.group.entered
         return {
-            "id": f"chatcmpl-{self.entered.response_id}",
+            "id": f"chatcmpl-{entered.response_id}",
             "object": kind,
             "created": self.created,
-            "model": self.entered.text.model,
-            "service_tier": self.entered.service_tier,
+            "model": entered.text.model,
+            "service_tier": entered.service_tier,
             "system_fingerprint": None,
         }
 
-    def chunk(self, delta: Mapping[str, str], finish_reason: str | None = None) -> bytes:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+    def chunk(
+        self, index: int, delta: Mapping[str, str], finish_reason: str | None = None, logprobs: Any = None
+    ) -> bytes:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
         usage = {"usage": None} if self.include_usage else {}
-        return _event({**self.envelope("chat.completion.chunk"), "choices": [choice], **usage})
-
-    def usage_chunk(self, finished: Finished) -> bytes:
-        envelope = self.envelope("chat.completion.chunk")
-        return _event({**envelope, "choices": [], "usage": usage(finished, self.entered.max_tokens)})
+        return event({**self.envelope("chat.completion.chunk"), "choices": [choice], **usage})
 
 
 class DeltaTemplate:
     """A content chunk with a hole for the text: rendering one token is then one small JSON string."""
 
-    def __init__(self, rendering: _Rendering) -> None:
-        self._head, self._tail = rendering.chunk({"content": "\0"}).split(_encode("\0"))
+    def __init__(self, rendering: _Rendering, index: int) -> None:
+        self._head, self._tail = rendering.chunk(index, {"content": "\0"}).split(encode("\0"))
 
     def render(self, texts: list[str]) -> bytes:
-        return b"".join([self._head + _encode(text) + self._tail for text in texts])
+        return b"".join([self._head + encode(text) + self._tail for text in texts])
 
 
-async def handle(exchange: Exchange, door: Door, caller: Caller, body: bytes) -> None:
-    received_at_s = time.monotonic()
-    request = decode(_decoder, body)
-    ask = _ask(request, door, received_at_s)
-    entered = await door.enter(caller, ask)
-    if isinstance(entered, Denied):
-        exchange.priority_class = entered.limits.priority_class
-        await exchange.refuse(entered.refusal, entered.limits.headers())
-        return
-    exchange.priority_class = entered.priority_class
-    include_usage = bool(request.stream_options and request.stream_options.include_usage)
-    rendering = _Rendering(entered, int(time.time()), include_usage)
-    try:
-        async with exchange.watch_disconnect(entered.stream.abandon):
-            if request.stream:
-                with metrics.open_stream("sse"):
-                    await _Stream(exchange, rendering).run()
-            else:
-                await _whole(exchange, rendering)
-    finally:
-        door.leave(entered)
+class ChatFrames:
+    """Always: each choice has one chunk with a role first, and one with a finish reason last."""
 
-
-def _ask(request: schemas.ChatRequest, door: Door, received_at_s: float) -> Ask:
-    refuse_unsupported(request)
-    if request.stream_options is not None and not request.stream:
-        raise invalid(Reason.INVALID_VALUE, "stream_options needs stream=true.", "stream_options")
-    max_tokens, max_tokens_param = asks.chat_max_tokens(request)
-    text = door.texts.get(request.model)
-    return asks.ask(
-        request,
-        model=request.model,
-        messages=asks.chat_messages(request),
-        max_tokens=max_tokens,
-        max_tokens_param=max_tokens_param,
-        source="sse" if request.stream else "rest",
-        received_at_s=received_at_s,
-        vocabulary_size=text.vocabulary_size if text else None,
-    )
-
-
-async def _whole(exchange: Exchange, rendering: _Rendering) -> None:
-    entered = rendering.entered
-    detokenizer, parts = Detokenizer(entered.text), []
-    while True:
-        delivery = await entered.stream.next()
-        parts += detokenizer.feed(delivery.token_ids, visible_bytes(delivery.end))
-        if delivery.end is not None:
-            break
-        if entered.stream.abandoned_at_s is not None:
-            return
-    outcome = outcome_of(delivery.end, entered)
-    if isinstance(outcome, Refusal):
-        await exchange.refuse(outcome, entered.limits.headers())
-        return
-    finished, finish_reason = outcome
-    message = {"role": "assistant", "content": "".join(parts), "refusal": None}
-    answer = {
-        **rendering.envelope("chat.completion"),
-        "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": finish_reason}],
-        "usage": usage(finished, entered.max_tokens),
-    }
-    await exchange.answer(200, _encode(answer), {**entered.limits.headers(), **_cost_headers(finished)})
-
-
-class _Stream:
-    """One SSE answer. Always: a refusal is an HTTP status before the first byte, and an error event after it."""
-
-    def __init__(self, exchange: Exchange, rendering: _Rendering) -> None:
-        self._exchange = exchange
+    def __init__(self, rendering: _Rendering, num_choices: int, *, with_logprobs: bool) -> None:
         self._rendering = rendering
-        self._entered = rendering.entered
-        self._detokenizer = Detokenizer(rendering.entered.text)
-        self._delta = DeltaTemplate(rendering)
-        self._started = False
+        self._entered = rendering.group.entered[0]
+        text = self._entered.text
+        self._texts = [ChoiceText.of(text) for _ in range(num_choices)]
+        self._templates = [DeltaTemplate(rendering, index) for index in range(num_choices)]
+        self._logprobs: list[list[Any]] | None = [[] for _ in range(num_choices)] if with_logprobs else None
 
-    async def run(self) -> None:
-        stream = self._entered.stream
-        while True:
-            delivery = await self._next()
-            if delivery is None:
-                await self._write(b": waiting\n\n")
-                continue
-            if stream.abandoned_at_s is not None and delivery.end is None:
-                return
-            texts = self._detokenizer.feed(delivery.token_ids, visible_bytes(delivery.end))
-            if delivery.end is not None:
-                await self._finish(delivery.end, texts)
-                return
-            await self._write(self._delta.render(texts))
+    def preamble(self) -> bytes:
+        first = {"role": "assistant", "content": ""}
+        return b"".join([self._rendering.chunk(index, first) for index in range(len(self._texts))])
 
-    async def _next(self) -> Delivery | None:
-        """None when nothing has come for as long as a proxy may be silent."""
-        stream = self._entered.stream
-        try:
-            async with asyncio.timeout(KEEPALIVE_S):
-                return await stream.next()
-        except TimeoutError:
-            return None
+    def piece(self, number: int, piece: Piece) -> bytes:
+        choice = self._texts[piece.choice]
+        shown = choice.feed(piece)
+        if self._logprobs is None:
+            chunks = self._templates[piece.choice].render(shown)
+        else:
+            chunks = self._with_logprobs(piece, shown)
+        if piece.end is not None and piece.end.reason in ("stop", "length"):
+            chunks += self._rendering.chunk(piece.choice, {}, piece.end.reason)
+        return chunks
 
-    async def _write(self, events: bytes) -> None:
-        await self._exchange.write(await self._start() + events)
+    def keep(self, number: int, piece: Piece) -> None:
+        self._texts[piece.choice].feed(piece)
+        if self._logprobs is not None:
+            self._logprobs[piece.choice] += chat_logprobs(self._entered.text, piece.logprobs)["content"]
 
-    async def _start(self) -> bytes:
-        if self._started:
+    def _with_logprobs(self, piece: Piece, shown: list[str]) -> bytes:
+        chunks = []
+        for text, one in zip(shown, piece.logprobs, strict=True):
+            found = chat_logprobs(self._entered.text, [one])
+            chunks.append(self._rendering.chunk(piece.choice, {"content": text}, logprobs=found))
+        return b"".join(chunks)
+
+    def tail(self, finished: Sequence[Finished]) -> bytes:
+        if not self._rendering.include_usage:
             return b""
-        self._started = True
-        await self._exchange.start(200, {**EVENT_STREAM, **self._entered.limits.headers()})
-        return self._rendering.chunk({"role": "assistant", "content": ""})
+        envelope = self._rendering.envelope("chat.completion.chunk")
+        return event({**envelope, "choices": [], "usage": usage(finished, self._entered.max_tokens)})
 
-    async def _finish(self, end: End, texts: list[str]) -> None:
-        outcome = outcome_of(end, self._entered)
-        if isinstance(outcome, Refusal):
-            await self._refuse(outcome, texts)
-            return
-        finished, finish_reason = outcome
-        tail = self._delta.render(texts) + self._rendering.chunk({}, finish_reason)
-        if self._rendering.include_usage:
-            tail += self._rendering.usage_chunk(finished)
-        await self._exchange.end(await self._start() + tail + b"data: [DONE]\n\n")
+    def whole(self, finished: Sequence[Finished]) -> bytes:
+        ends = finished[0].choices
+        answer = {
+            **self._rendering.envelope("chat.completion"),
+            "choices": [self._choice(index, ends[index].reason) for index in range(len(self._texts))],
+            "usage": usage(finished, self._entered.max_tokens),
+        }
+        return encode(answer)
 
-    async def _refuse(self, refusal: Refusal, texts: list[str]) -> None:
-        if not self._started and not texts:
-            await self._exchange.refuse(refusal, self._entered.limits.headers())
-            return
-        await self._exchange.end(await self._start() + self._delta.render(texts) + _event(error_event(refusal)))
-
-
-def outcome_of(end: End, entered: Entered) -> tuple[Finished, str] | Refusal:
-    """The worker's end with OpenAI's finish reason, or why there is none."""
-    if isinstance(end, Rejected):
-        return from_reject(end.reason, entered.priority_class, end.retry_after_us)
-    if isinstance(end, Lost):
-        return end.refusal
-    choice = end.choices[0]
-    match choice.reason:
-        case FinishReason.STOP | FinishReason.LENGTH:
-            return end, choice.reason
-        case FinishReason.SHED:
-            return from_reject(choice.detail, entered.priority_class, None)
-        case FinishReason.CANCELLED:
-            return Refusal(reason=Reason.CANCELLED, message="The response was cancelled.")
-        case _:
-            return Refusal(reason=Reason.FAILED, message="The model could not compute this response.")
-
-
-def visible_bytes(end: End | None) -> int | None:
-    """Where a stop string cut the text."""
-    return end.choices[0].visible_bytes if isinstance(end, Finished) else None
-
-
-def usage(finished: Finished, max_tokens: int) -> dict[str, Any]:
-    """The worker's count, the only count there is. ``max_tokens`` is the number that was reserved."""
-    return {
-        "prompt_tokens": finished.prompt_tokens,
-        "completion_tokens": finished.output_tokens,
-        "total_tokens": finished.prompt_tokens + finished.output_tokens,
-        "prompt_tokens_details": {"cached_tokens": finished.cached_tokens, "audio_tokens": 0},
-        "completion_tokens_details": {"reasoning_tokens": 0, "audio_tokens": 0, "max_tokens": max_tokens},
-    }
-
-
-def _cost_headers(finished: Finished) -> dict[str, str]:
-    counters = finished.counters
-    return {
-        "x-queue-ms": str(counters.queue_us // 1_000),
-        "openai-processing-ms": str(counters.total_us // 1_000),
-    }
-
-
-def _event(body: Mapping[str, Any]) -> bytes:
-    return b"data: " + _encode(body) + b"\n\n"
+    def _choice(self, index: int, finish_reason: str) -> dict[str, Any]:
+        logprobs = None if self._logprobs is None else {"content": self._logprobs[index], "refusal": None}
+        message = {"role": "assistant", "content": "".join(self._texts[index].parts), "refusal": None}
+        return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": finish_reason}

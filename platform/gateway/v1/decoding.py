@@ -6,6 +6,7 @@ Knows msgspec's own words; refuses to know what the fields mean.
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import Any, NoReturn, TypeVar, get_args
 
 import msgspec
@@ -15,8 +16,6 @@ from gateway.errors import Reason, invalid
 from gateway.v1.schemas import Tier
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "logprobs": (False,),
     "top_logprobs": (0,),
     "tools": ([],),
     "functions": ([],),
@@ -25,23 +24,24 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "tool_calls": ([],),
     "annotations": ([],),
     "include": ([],),
-    "response_format": ({"type": "text"},),
+    "best_of": (1,),
+    "suffix": ("",),
     "modalities": (["text"],),
     "text": ({}, {"format": {"type": "text"}}),
     "truncation": ("disabled",),
-    "background": (False,),
     "generate": (True,),
     "reasoning_effort": ("none",),
     "prompt_cache_retention": ("in_memory",),
 }
 _UNSUPPORTED = (
-    *("tools", "tool_choice", "top_logprobs", "prompt_cache_retention", "n", "logprobs", "response_format"),
+    *("tools", "tool_choice", "prompt_cache_retention", "best_of", "suffix", "top_logprobs"),
     *("modalities", "audio", "prediction", "functions", "function_call", "reasoning_effort", "verbosity"),
     *("web_search_options", "moderation", "prompt_cache_options", "tool_calls", "annotations", "text", "truncation"),
-    *("include", "background", "conversation", "prompt", "reasoning", "generate", "max_tool_calls"),
+    *("include", "conversation", "prompt", "reasoning", "generate", "max_tool_calls"),
     "previous_response_id",
 )
 
+MAX_QUOTED = 200
 Body = TypeVar("Body", bound=Struct)
 _PATH = re.compile(r"^(?P<what>.*?)(?: - at `(?P<key>key in )?\$(?P<path>[^`]*)`)?$", re.DOTALL)
 _UNKNOWN = re.compile(r"^Object contains unknown field `(?P<name>.*)`$", re.DOTALL)
@@ -70,20 +70,33 @@ def _refuse_field(words: str) -> NoReturn:
         (_MISSING, Reason.MISSING_PARAMETER, "Missing required parameter"),
     ):
         if named := pattern.match(what):
-            name = f"{path}.{named['name']}" if path else named["name"]
-            raise invalid(reason, f"{verb}: {name!r}.", name[:200])
+            name = _shown(f"{path}.{named['name']}" if path else named["name"])
+            raise invalid(reason, f"{verb}: {name!r}.", name)
     if not path:
         raise invalid(Reason.INVALID_REQUEST, "The body must be a JSON object.")
     if path == "service_tier" and what.startswith("Invalid enum value"):
         what = f"Must be one of {', '.join(get_args(Tier))}"
     reason = Reason.INVALID_TYPE if ", got `" in what else Reason.INVALID_VALUE
-    raise invalid(reason, f"Invalid {path!r}: {what}.", path)
+    path = _shown(path)
+    raise invalid(reason, f"Invalid {path!r}: {_shown(what)}.", path)
+
+
+def _shown(words: str) -> str:
+    """What a caller wrote is quoted back only so far."""
+    return words if len(words) <= MAX_QUOTED else words[: MAX_QUOTED - 1] + "…"
+
+
+@cache
+def _unsupported_of(kind: type[Struct]) -> tuple[str, ...]:
+    """Fields that are taken as they come, so that they can be refused by name."""
+    untyped = {field.name for field in msgspec.structs.fields(kind) if field.type is Any}
+    return tuple(name for name in _UNSUPPORTED if name in untyped)
 
 
 def refuse_unsupported(body: Struct, where: str = "") -> None:
     """Raises InvalidRequest for the first field that asks for something this server does not do; never ignores it."""
-    for name in _UNSUPPORTED:
-        value = getattr(body, name, None)
+    for name in _unsupported_of(type(body)):
+        value = getattr(body, name)
         if value is None or any(
             type(value) is type(neutral) and value == neutral for neutral in _NEUTRAL.get(name, ())
         ):

@@ -6,9 +6,11 @@ Knows ASGI messages; refuses to know what is asked.
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from email.utils import formatdate
 from typing import Any
 
@@ -20,9 +22,34 @@ Receive = Callable[[], Awaitable[Mapping[str, Any]]]
 Send = Callable[[Mapping[str, Any]], Awaitable[None]]
 
 JSON = "application/json"
+API_VERSION = "2020-10-01"  # the one version that OpenAI's own API has ever named
 BODY_S = 30.0  # for a whole body to arrive
 DISCARD_BYTES = 32 * 1_048_576  # of a refused body; a client that is still sending would miss the answer
 DISCARD_S = 5.0
+
+
+MAX_KEPT_BYTES = 16 * 1_048_576  # of one answer that is kept to be given again
+_OF_ITS_OWN = ("x-request-id", "openai-processing-ms", "sunset")  # headers of one exchange, not of the answer
+
+
+@dataclass(slots=True)
+class Answer:
+    """An answer as it went out. Always: ``is_good`` says that it is whole, small enough, and no refusal."""
+
+    status: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    parts: list[bytes] = field(default_factory=list)
+    is_whole: bool = False
+    num_bytes: int = 0
+
+    @property
+    def is_good(self) -> bool:
+        return 200 <= self.status < 300 and self.is_whole and self.num_bytes <= MAX_KEPT_BYTES
+
+    def add(self, part: bytes) -> None:
+        self.num_bytes += len(part)
+        if self.num_bytes <= MAX_KEPT_BYTES:
+            self.parts.append(part)
 
 
 class BodyBroken(Exception):
@@ -35,10 +62,14 @@ class Exchange:
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope = scope
         self.request_id = f"req_{uuid.uuid4().hex}"
+        self.received_at_s = time.monotonic()
         self.status: int | None = None
         self.priority_class: PriorityClass | None = None  # once it is known, for the counters
         self.sunset_at_s: float | None = None  # when the caller's rotated secret stops opening
+        self._body: bytes | None = None
         self._body_is_read = False
+        self._kept: Answer | None = None
+        self._is_gone = False
         self._receive = receive
         self._send = send
 
@@ -62,7 +93,14 @@ class Exchange:
         return next((value.decode("latin-1") for key, value in self.headers if key.lower() == name), "")
 
     async def json_body(self, limit_bytes: int) -> bytes:
-        """The whole body. Raises InvalidRequest for another media type, above the limit, too slow and broken off."""
+        """The whole body, also a second time. Raises InvalidRequest for another media type, above the limit, too slow
+        and broken off.
+        """
+        if self._body is None:
+            self._body = await self._read_json(limit_bytes)
+        return self._body
+
+    async def _read_json(self, limit_bytes: int) -> bytes:
         media_type = self.header(b"content-type").partition(";")[0].strip().lower()
         if media_type not in ("", JSON) or self.header(b"content-encoding") not in ("", "identity"):
             raise invalid(Reason.UNSUPPORTED_MEDIA_TYPE, "Send the body as plain 'Content-Type: application/json'.")
@@ -123,14 +161,35 @@ class Exchange:
         return part
 
     def watch_disconnect(self, on_gone: Callable[[], None]) -> Disconnect:
-        """Call ``on_gone`` when the client leaves, until the block ends. Only after the body was read."""
-        return Disconnect(self._receive, on_gone)
+        """Call ``on_gone`` when the client leaves, until the block ends. Only after the body was read.
+
+        An answer that is kept goes on without its client.
+        """
+        return Disconnect(self._receive, on_gone if self._kept is None else self._go_on_alone)
+
+    def _go_on_alone(self) -> None:
+        self._is_gone = True
+
+    def keep_answer(self) -> Answer:
+        """What goes out from now on, to be given again; it is written to its end even when the client leaves."""
+        self._kept = Answer()
+        return self._kept
+
+    async def replay(self, answer: Answer, headers: Mapping[str, str]) -> None:
+        await self.start(answer.status, {**answer.headers, **headers})
+        await self.end(b"".join(answer.parts))
 
     async def start(self, status: int, headers: Mapping[str, str]) -> None:
         self.status = status
-        own = {"x-request-id": self.request_id, **self._sunset(), **headers}
+        processing_ms = str(int((time.monotonic() - self.received_at_s) * 1_000))
+        own = {"x-request-id": self.request_id, "openai-version": API_VERSION, "openai-processing-ms": processing_ms}
+        own.update(self._sunset())
+        own.update(headers)
+        if self._kept is not None:
+            self._kept.status = status
+            self._kept.headers = {name: value for name, value in own.items() if name not in _OF_ITS_OWN}
         encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in own.items()]
-        await self._send({"type": "http.response.start", "status": status, "headers": encoded})
+        await self._pass_on({"type": "http.response.start", "status": status, "headers": encoded})
 
     def _sunset(self) -> dict[str, str]:
         """RFC 8594: the secret that was sent has been rotated away and stops opening then."""
@@ -139,10 +198,26 @@ class Exchange:
         return {"sunset": formatdate(self.sunset_at_s, usegmt=True)}
 
     async def write(self, body: bytes) -> None:
-        await self._send({"type": "http.response.body", "body": body, "more_body": True})
+        if self._kept is not None:
+            self._kept.add(body)
+        await self._pass_on({"type": "http.response.body", "body": body, "more_body": True})
 
     async def end(self, body: bytes = b"") -> None:
-        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+        await self._end(body, is_whole=True)
+
+    async def break_off(self, body: bytes) -> None:
+        """The end of an answer that went wrong after it had begun: ``body`` says so."""
+        await self._end(body, is_whole=False)
+
+    async def _end(self, body: bytes, *, is_whole: bool) -> None:
+        if self._kept is not None:
+            self._kept.add(body)
+            self._kept.is_whole = is_whole
+        await self._pass_on({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def _pass_on(self, message: Mapping[str, Any]) -> None:
+        if not self._is_gone:
+            await self._send(message)
 
     async def answer(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
         """A whole JSON answer."""

@@ -6,29 +6,28 @@ from typing import Any
 
 import msgspec
 
-from gateway.auth import Caller
-from gateway.door import Door
 from gateway.errors import Reason, Refusal
 from gateway.text import Text
-from gateway.v1.http import Exchange
+from gateway.v1.routes import Call
 from gateway.v1.schemas import MAX_MODEL_NAME
 
 CREATED = 1_730_419_200  # SmolLM2's release; the shape wants a moment and a model file has none
 
 
-async def list_models(exchange: Exchange, door: Door, caller: Caller) -> None:
-    data = [_model(text, tiers) for text, tiers in door.models_of(caller)]
-    await exchange.answer(200, msgspec.json.encode({"object": "list", "data": data}))
+async def list_models(call: Call) -> None:
+    data = [_model(text, tiers) for text, tiers in call.runtime.door.models_of(call.caller)]
+    await call.exchange.answer(200, msgspec.json.encode({"object": "list", "data": data}))
 
 
-async def get_model(exchange: Exchange, door: Door, caller: Caller, model: str) -> None:
+async def get_model(call: Call) -> None:
     """A model that is not granted is answered exactly like one that is not there."""
-    for text, tiers in door.models_of(caller):
+    (model,) = call.arguments
+    for text, tiers in call.runtime.door.models_of(call.caller):
         if text.model == model:
-            await exchange.answer(200, msgspec.json.encode(_model(text, tiers)))
+            await call.exchange.answer(200, msgspec.json.encode(_model(text, tiers)))
             return
     message = f"The model {model[:MAX_MODEL_NAME]!r} does not exist or you do not have access to it."
-    await exchange.refuse(Refusal(reason=Reason.MODEL_NOT_FOUND, message=message, param="model"))
+    await call.exchange.refuse(Refusal(reason=Reason.MODEL_NOT_FOUND, message=message, param="model"))
 
 
 def _model(text: Text, tiers: list[str]) -> dict[str, Any]:

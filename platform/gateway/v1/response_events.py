@@ -1,133 +1,70 @@
-"""The events of one response on the websocket, as the OpenAI Responses protocol words and numbers them.
+"""The events of one response, as the OpenAI Responses protocol words and numbers them, for HTTP and websocket alike.
 
 Knows shapes; refuses to know sockets. Numbers are a function of the token index alone: a preamble of four events, one
-delta per token (index i is number 4 + i), a tail.
+delta per token (index i is number 4 + i), a tail. So any gateway makes the same events of the same tokens again.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-from gateway.door import Entered
 from gateway.errors import Reason, Refusal
+from gateway.streams import Delivery, End
+from gateway.text import Text
+from gateway.v1.answers import ChoiceText, outcome_of
 from gateway.v1.schemas import ResponseCreate
 from scheduler_engine.events import FinishReason
+from scheduler_engine.policy import PriorityClass
 from wire.messages import Finished
 
 Event = dict[str, Any]
+_WISHES = ("", "client", "admin")  # cancels that somebody asked for; the others are the platform's failures
+NOT_FOUND = Refusal(reason=Reason.RESPONSE_NOT_FOUND, message="There is no response of this id.")
 
 
-@dataclass(slots=True)
-class ResponseEvents:
-    """Makes the events in order. Always: numbers have no gap, and the text is the sum of the deltas."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """What stays the same in all events of a response. ``created_at`` in seconds since 1970."""
 
+    response_id: str
     request: ResponseCreate
-    entered: Entered
+    text: Text
     created_at: int
-    _number: int = 0
-    _opened: bool = False
-    _parts: list[str] = field(default_factory=list)
+    max_tokens: int
+    priority_class: PriorityClass
+    service_tier: str
 
     @property
-    def response_id(self) -> str:
-        return f"resp_{self.entered.response_id}"
+    def name(self) -> str:
+        return f"resp_{self.response_id}"
 
     @property
     def item_id(self) -> str:
-        return f"msg_{self.entered.response_id}"
+        return f"msg_{self.response_id}"
 
-    def begin(self) -> list[bytes]:
-        return [
-            self._event("response.created", response=self._response("in_progress")),
-            self._event("response.in_progress", response=self._response("in_progress")),
-        ]
-
-    def deltas(self, texts: list[str]) -> list[bytes]:
-        """One event per token, the first after the item and its part were announced."""
-        events = self._open() if texts else []
-        for text in texts:
-            self._parts.append(text)
-            events.append(self._event("response.output_text.delta", **self._place, delta=text, logprobs=[]))
-        return events
-
-    def finish(self, finished: Finished) -> list[bytes]:
-        """The tail of a response that the worker ended in good order: completed, cut by length, or cancelled."""
-        match finished.choices[0].reason:
-            case FinishReason.STOP:
-                status, kind, details = "completed", "response.completed", None
-            case FinishReason.LENGTH:
-                status, kind, details = "incomplete", "response.incomplete", {"reason": "max_output_tokens"}
-            case _:
-                status, kind, details = "cancelled", "response.incomplete", None
-        item_status = "completed" if status == "completed" else "incomplete"
-        part = self._part()
-        item = self._item(item_status)
-        response = self._response(status, output=[item], incomplete_details=details, usage=usage(finished))
-        return [
-            *self._open(),
-            self._event("response.output_text.done", **self._place, text=part["text"], logprobs=[]),
-            self._event("response.content_part.done", **self._place, part=part),
-            self._event("response.output_item.done", output_index=0, item=item),
-            self._event(kind, response=response),
-        ]
-
-    def fail(self, refusal: Refusal) -> list[bytes]:
-        """The tail of a response that will not go on."""
-        code = "rate_limit_exceeded" if refusal.status == 429 else "server_error"
-        error = {"code": code, "message": refusal.message, "type": refusal.row.error_type, "headers": refusal.headers()}
-        output = [self._item("incomplete")] if self._parts else []
-        return [self._event("response.failed", response=self._response("failed", output=output, error=error))]
-
-    @property
-    def _place(self) -> Event:
-        return {"item_id": self.item_id, "output_index": 0, "content_index": 0}
-
-    def _open(self) -> list[bytes]:
-        if self._opened:
-            return []
-        self._opened = True
-        item = {"id": self.item_id, "type": "message", "status": "in_progress", "role": "assistant", "content": []}
-        part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-        return [
-            self._event("response.output_item.added", output_index=0, item=item),
-            self._event("response.content_part.added", **self._place, part=part),
-        ]
-
-    def _part(self) -> Event:
-        return {"type": "output_text", "text": "".join(self._parts), "annotations": [], "logprobs": []}
-
-    def _item(self, status: str) -> Event:
-        return {"id": self.item_id, "type": "message", "status": status, "role": "assistant", "content": [self._part()]}
-
-    def _event(self, kind: str, **fields: Any) -> bytes:
-        event = {"type": kind, "sequence_number": self._number, **fields}
-        if self.request.stream_id is not None:
-            event["stream_id"] = self.request.stream_id
-        self._number += 1
-        return msgspec.json.encode(event)
-
-    def _response(self, status: str, **changes: Any) -> Event:
+    def response(self, status: str, **changes: Any) -> Event:
         request = self.request
         return {
-            "id": self.response_id,
+            "id": self.name,
             "object": "response",
             "created_at": self.created_at,
             "status": status,
-            "background": False,
+            "background": bool(request.background),
             "error": None,
             "incomplete_details": None,
             "instructions": request.instructions,
-            "max_output_tokens": self.entered.max_tokens,
+            "max_output_tokens": self.max_tokens,
             "metadata": request.metadata or {},
-            "model": self.entered.text.model,
+            "model": self.text.model,
             "output": [],
             "parallel_tool_calls": False,
             "previous_response_id": None,
-            "service_tier": self.entered.service_tier,
-            "store": False,
+            "service_tier": self.service_tier,
+            "store": bool(request.store),
             "temperature": 1.0 if request.temperature is None else request.temperature,
             "text": {"format": {"type": "text"}},
             "tool_choice": "none",
@@ -137,6 +74,124 @@ class ResponseEvents:
             "usage": None,
             **changes,
         }
+
+    def item(self, status: str, text: str) -> Event:
+        content = [output_text(text)]
+        return {"id": self.item_id, "type": "message", "status": status, "role": "assistant", "content": content}
+
+
+def output_text(text: str) -> Event:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+@dataclass(slots=True)
+class ResponseEvents:
+    """Makes the events in order. Always: numbers have no gap, and the text is the sum of the deltas.
+
+    Events up to number ``starting_after`` are counted and left out.
+    """
+
+    head: Head
+    starting_after: int = -1
+    _number: int = 0
+    _opened: bool = False
+    _choice: ChoiceText = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._choice = ChoiceText.of(self.head.text)
+
+    @property
+    def shown(self) -> str:
+        return "".join(self._choice.parts)
+
+    def begin(self) -> list[Event]:
+        return self._numbered(
+            ("response.created", {"response": self.head.response("in_progress")}),
+            ("response.in_progress", {"response": self.head.response("in_progress")}),
+        )
+
+    def take(self, delivery: Delivery) -> list[Event]:
+        """What came since the last time, and the tail once the response has ended."""
+        texts = [text for piece in delivery.pieces for text in self._choice.feed(piece)]
+        events = self._deltas(texts)
+        if delivery.end is None:
+            return events
+        return events + self._tail(delivery.end)
+
+    def _deltas(self, texts: Sequence[str]) -> list[Event]:
+        """One event per token, the first after the item and its part were announced."""
+        if not texts:
+            return []
+        place = self._place
+        deltas = (("response.output_text.delta", {**place, "delta": text, "logprobs": []}) for text in texts)
+        return [*self._open(), *self._numbered(*deltas)]
+
+    def _tail(self, end: End) -> list[Event]:
+        response = final_response(self.head, end, self.shown)
+        status = response["status"]
+        if status == "failed":
+            return self._numbered(("response.failed", {"response": response}))
+        (item,) = response["output"]
+        return [
+            *self._open(),
+            *self._numbered(
+                ("response.output_text.done", {**self._place, "text": self.shown, "logprobs": []}),
+                ("response.content_part.done", {**self._place, "part": output_text(self.shown)}),
+                ("response.output_item.done", {"output_index": 0, "item": item}),
+                ("response.completed" if status == "completed" else "response.incomplete", {"response": response}),
+            ),
+        ]
+
+    @property
+    def _place(self) -> Event:
+        return {"item_id": self.head.item_id, "output_index": 0, "content_index": 0}
+
+    def _open(self) -> list[Event]:
+        if self._opened:
+            return []
+        self._opened = True
+        item = {**self.head.item("in_progress", ""), "content": []}
+        return self._numbered(
+            ("response.output_item.added", {"output_index": 0, "item": item}),
+            ("response.content_part.added", {**self._place, "part": output_text("")}),
+        )
+
+    def _numbered(self, *events: tuple[str, Event]) -> list[Event]:
+        first = self._number
+        self._number += len(events)
+        return [
+            {"type": kind, "sequence_number": number, **fields}
+            for number, (kind, fields) in enumerate(events, start=first)
+            if number > self.starting_after
+        ]
+
+
+def final_response(head: Head, end: End, text: str) -> Event:
+    """The response as it ended: completed, incomplete by length, cancelled on request, or failed."""
+    refusal = outcome_of(end, head.priority_class)
+    if isinstance(end, Finished) and (not isinstance(refusal, Refusal) or _was_wished(end)):
+        return _ended_well(head, end, text)
+    assert isinstance(refusal, Refusal)
+    code = "rate_limit_exceeded" if refusal.status == 429 else "server_error"
+    error = {"code": code, "message": refusal.message, "type": refusal.row.error_type, "headers": refusal.headers()}
+    return head.response("failed", output=[head.item("incomplete", text)] if text else [], error=error)
+
+
+def _was_wished(finished: Finished) -> bool:
+    end = finished.choices[0]
+    return end.reason == FinishReason.CANCELLED and end.detail in _WISHES
+
+
+def _ended_well(head: Head, finished: Finished, text: str) -> Event:
+    match finished.choices[0].reason:
+        case FinishReason.STOP:
+            status, details = "completed", None
+        case FinishReason.LENGTH:
+            status, details = "incomplete", {"reason": "max_output_tokens"}
+        case _:
+            status, details = "cancelled", None
+    item = head.item("completed" if status == "completed" else "incomplete", text)
+    return head.response(status, output=[item], incomplete_details=details, usage=usage(finished))
 
 
 def usage(finished: Finished) -> Event:
@@ -157,10 +212,3 @@ def error_frame(refusal: Refusal, headers: dict[str, str], stream_id: str | None
     if stream_id is not None:
         event["stream_id"] = stream_id
     return msgspec.json.encode(event)
-
-
-def ends_in_good_order(finished: Finished) -> bool:
-    return finished.choices[0].reason in (FinishReason.STOP, FinishReason.LENGTH, FinishReason.CANCELLED)
-
-
-NOT_FOUND = Refusal(reason=Reason.RESPONSE_NOT_FOUND, message="No response of this id is running on this socket.")

@@ -14,6 +14,9 @@ MAX_SEED = 2**63 - 1
 MAX_STOPS = 4
 MAX_STOP_BYTES = 256  # every token's text is searched for every stop string
 MAX_MODEL_NAME = 200
+MAX_CHOICES = 16
+MAX_TOP_LOGPROBS, MAX_COMPLETION_LOGPROBS = 20, 5
+MAX_PROMPTS = 64
 
 Count = Annotated[int, Meta(ge=1, le=MAX_INTEGER)]
 CountOrZero = Annotated[int, Meta(ge=0, le=MAX_INTEGER)]
@@ -23,7 +26,10 @@ Temperature = Annotated[float, Meta(ge=0, le=2)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
+ResponseName = Annotated[str, Meta(max_length=64)]
 ModelName = Annotated[str, Meta(max_length=MAX_MODEL_NAME)]
+Choices = Annotated[int, Meta(ge=1, le=MAX_CHOICES)]
+TokenId = Annotated[int, Meta(ge=0, le=MAX_INTEGER)]
 Tier = Literal["auto", "default", "flex", "priority", "fast"]
 
 
@@ -82,8 +88,19 @@ class SamplingFields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     # understood, and refused unless they ask for nothing (``unsupported``)
     tools: Any = None
     tool_choice: Any = None
-    top_logprobs: Any = None
     prompt_cache_retention: Any = None
+
+
+class JsonSchema(Struct, frozen=True, kw_only=True):
+    name: Annotated[str, Meta(min_length=1, max_length=64)]
+    schema: dict[str, Any]
+    strict: bool | None = None
+    description: str | None = None
+
+
+class ResponseFormat(Struct, frozen=True, forbid_unknown_fields=True):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
 
 
 class ChatRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -91,9 +108,10 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fiel
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=4096)]
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
-    n: Any = None
-    logprobs: Any = None
-    response_format: Any = None
+    n: Choices | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    response_format: ResponseFormat | None = None
     modalities: Any = None
     audio: Any = None
     prediction: Any = None
@@ -106,6 +124,17 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fiel
     prompt_cache_options: Any = None
 
 
+class CompletionRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    model: ModelName
+    prompt: str | list[str | TokenId | list[TokenId]]
+    max_tokens: Count | None = None
+    n: Choices | None = None
+    echo: bool | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_COMPLETION_LOGPROBS)] | None = None
+    best_of: Any = None
+    suffix: Any = None
+
+
 class InputItem(Struct, frozen=True, forbid_unknown_fields=True):
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[TextPart]
@@ -116,9 +145,9 @@ class InputItem(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ResponseCreate(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``response.create`` of the websocket protocol."""
+    """The body of POST /v1/responses, and ``response.create`` of the websocket protocol."""
 
-    type: Literal["response.create"]
+    type: Literal["response.create"] | None = None
     model: ModelName
     input: str | Annotated[list[InputItem], Meta(min_length=1, max_length=4096)]
     instructions: str | None = None
@@ -128,7 +157,8 @@ class ResponseCreate(SamplingFields, frozen=True, kw_only=True, forbid_unknown_f
     text: Any = None
     truncation: Any = None
     include: Any = None
-    background: Any = None
+    background: bool | None = None
+    top_logprobs: Any = None
     previous_response_id: Any = None
     conversation: Any = None
     prompt: Any = None
@@ -139,6 +169,16 @@ class ResponseCreate(SamplingFields, frozen=True, kw_only=True, forbid_unknown_f
 
 class ResponseCancel(Struct, frozen=True, forbid_unknown_fields=True):
     type: Literal["response.cancel"]
-    response_id: str
+    response_id: ResponseName
     event_id: str | None = None
     stream_id: str | None = None
+
+
+class ResponseResume(Struct, frozen=True, forbid_unknown_fields=True):
+    """Our own: go on reading where a socket was lost; events up to ``starting_after`` are left out."""
+
+    type: Literal["response.resume"]
+    response_id: ResponseName
+    starting_after: Annotated[int, Meta(ge=-1, le=MAX_INTEGER)] = -1
+    event_id: str | None = None
+    stream_id: Annotated[str, Meta(min_length=1, max_length=128)] | None = None

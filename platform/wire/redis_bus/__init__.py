@@ -5,11 +5,20 @@ closed.
 Whatever must be true at once is one Lua script; the files beside this one are their text.
 """
 
-from wire.redis_bus.connection import connect, waiting_pool
+from wire.redis_bus.connection import bus_errors, connect, waiting_pool
 from wire.redis_bus.gateway_side import RedisGatewayBus
 from wire.redis_bus.policy import write_policy
 from wire.redis_bus.usage_reader import RedisUsageReader
 from wire.redis_bus.worker_side import RedisWorkerBus
 from wire.redis_keys import Keys
 
-__all__ = ["Keys", "RedisGatewayBus", "RedisUsageReader", "RedisWorkerBus", "connect", "waiting_pool", "write_policy"]
+__all__ = [
+    "Keys",
+    "RedisGatewayBus",
+    "RedisUsageReader",
+    "RedisWorkerBus",
+    "bus_errors",
+    "connect",
+    "waiting_pool",
+    "write_policy",
+]

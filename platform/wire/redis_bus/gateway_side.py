@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from wire import codec
-from wire.bus import BadEntry, BusFull
+from wire.bus import BadEntry, BusFull, FinishedOutput
 from wire.messages import LoadSnapshot, Released, ToGateway, ToLedger, ToWorker
 from wire.redis_bus.connection import (
     MAX_ENTRIES_PER_READ,
@@ -18,7 +18,7 @@ from wire.redis_bus.connection import (
     entries_of,
     script,
 )
-from wire.redis_keys import GATEWAY_LIFETIME_MS, Keys
+from wire.redis_keys import GATEWAY_LIFETIME_MS, OUTBOX_LIFETIME_S, Keys
 
 
 class RedisGatewayBus:
@@ -47,6 +47,14 @@ class RedisGatewayBus:
         if answer == -2:
             raise BusFull(f"the inbox of worker {worker_id} stands at its hard length")
 
+    async def tell_gateway(self, gateway_id: str, message: ToGateway) -> None:
+        outbox = self._keys.outbox(gateway_id)
+        with bus_errors():
+            answer = await self._append(keys=[outbox], args=[self._max_stream_length, codec.encode([message])])
+            await self._client.expire(outbox, OUTBOX_LIFETIME_S)
+        if answer == -2:
+            raise BusFull(f"the outbox of gateway {gateway_id} stands at its hard length", gateway_id)
+
     async def receive(self, timeout_s: float) -> Sequence[ToGateway | BadEntry]:
         outbox = self._keys.outbox(self.gateway_id)
         with bus_errors():
@@ -70,7 +78,7 @@ class RedisGatewayBus:
         decoded = [codec.decode_load(body) for body in cast(list[bytes | None], bodies) if body is not None]
         return [load for load in decoded if load is not None]
 
-    async def output(self, response_id: str) -> Sequence[Sequence[int]] | None:
+    async def output(self, response_id: str) -> FinishedOutput | None:
         with bus_errors():
             body = await self._client.get(self._keys.output(response_id))
         return None if body is None else codec.decode_output(cast(bytes, body))

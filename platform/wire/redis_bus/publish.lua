@@ -20,10 +20,12 @@ for n = 1, num_outboxes do
   argument = argument + 1
 end
 for n = 1, num_usages do
-  redis.call('XADD', KEYS[3], '*', 'm', ARGV[argument])
   local record = KEYS[3 + num_outboxes + n]
   local counted = ARGV[1] .. ':' -- what had ended before was computed in vain: counted apart, charged to nobody
-  if redis.pcall('HGET', record, 'state') == 'done' then counted = counted .. 'rework_' end
+  local held = redis.pcall('HMGET', record, 'state', 'attempt')
+  local is_current = not held[2] or held[2] == ARGV[argument + 2] -- another worker goes on with it otherwise
+  if is_current then redis.call('XADD', KEYS[3], '*', 'm', ARGV[argument]) end
+  if held[1] == 'done' or not is_current then counted = counted .. 'rework_' end
   settle(record, ARGV[argument + 1], ARGV[argument + 2], ARGV[argument + 3],
     tonumber(ARGV[argument + 4]), tonumber(ARGV[argument + 5]), tonumber(ARGV[argument + 6]))
   redis.call('HINCRBY', KEYS[#KEYS], counted .. 'prompt', ARGV[argument + 4])

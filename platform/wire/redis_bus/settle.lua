@@ -29,7 +29,7 @@ end
 -- attempt '' = whatever attempt is current
 local function end_record(record, response_id, attempt, terminal, prompt, cached, output)
   local held = redis.call('HMGET', record, 'state', 'attempt', 'lease_keys', 'token_refunds', 'request_refunds',
-    'money_keys', 'money_reserved')
+    'money_keys', 'money_reserved', 'card')
   if held[1] ~= 'open' then return end
   if attempt ~= '' and held[2] and held[2] ~= attempt then return end
   local used, cost = 0, 0
@@ -51,6 +51,7 @@ local function end_record(record, response_id, attempt, terminal, prompt, cached
   redis.call('HSET', record, 'state', 'done', 'terminal', terminal, 'prompt_tokens', whole(prompt),
     'cached_tokens', whole(cached), 'output_tokens', whole(output), 'cost_micros', whole(cost))
   redis.call('EXPIRE', record, 600)
+  if held[8] then redis.call('EXPIRE', held[8], 600) end
 end
 
 -- A record that cannot be read must not stop everybody's tokens: it is marked broken for reconcile, and the rest goes on.

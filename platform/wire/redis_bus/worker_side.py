@@ -102,7 +102,7 @@ class RedisWorkerBus:
         for usage in output.usages:
             arguments.extend((codec.encode([usage]), usage.response_id, usage.attempt, usage.terminal))
             arguments.extend((usage.prompt_tokens, usage.cached_tokens, usage.output_tokens))
-        arguments.extend(codec.encode_output(token_ids) for token_ids in output.outputs.values())
+        arguments.extend(codec.encode_output(finished) for finished in output.outputs.values())
         return names, arguments
 
     def publish_load(self, load: LoadSnapshot) -> None:

@@ -1,0 +1,225 @@
+"""Responses that outlive a worker or a gateway: sent to another worker, taken over by another gateway, shown again.
+
+Knows attempts and owners; refuses to know limits and texts. The rules are in docs/decisions/0007.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+
+from gateway import dispatch
+from gateway.admission import Grant, Limits
+from gateway.errors import Reason, Refusal
+from gateway.ownership import Card, Owner, Ownership
+from gateway.streams import MOVED, NOWHERE, Lost, ResponseStream, Streams
+from wire.bus import FinishedOutput, GatewayBus
+from wire.messages import Attach, LoadSnapshot, Moved, Submit
+
+log = logging.getLogger(__name__)
+
+HOMELESS_S = 30.0  # how long a response waits for a worker to go on with it
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A response by its id. Always: the card's tenant asked for it."""
+
+    stream: ResponseStream
+    card: Card
+
+
+class Continuity:
+    """Always: a response goes on under one attempt, owned by one gateway; whoever comes second is told so."""
+
+    def __init__(
+        self,
+        *,
+        bus: GatewayBus,
+        streams: Streams,
+        ownership: Ownership,
+        loads: Callable[[], Sequence[LoadSnapshot]],
+        take_back: Callable[[ResponseStream, str], Awaitable[None]],
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._bus = bus
+        self._streams = streams
+        self._ownership = ownership
+        self._loads = loads
+        self._take_back = take_back
+        self._clock_s = clock_s
+
+    async def worker_died(self, worker_id: str, epoch: int) -> None:
+        """Nothing of that epoch can come any more, and all that came has been delivered."""
+        orphans = self._streams.orphan(worker_id, epoch)
+        if orphans:
+            log.error("worker %s (epoch %s) was lost with %s responses", worker_id, epoch, len(orphans))
+        await self.go_on()
+
+    async def go_on(self) -> None:
+        """Find a worker for every response that has none; give up those that have waited too long. Raises BusError."""
+        for stream in self._streams.homeless():
+            if stream.is_unsent:
+                await self._send(stream)
+            elif self._is_hopeless(stream):
+                await self._give_up(stream)
+            else:
+                await self._find_worker(stream)
+        for stream in self._streams:
+            if stream.awaits_attach and stream.end is None:
+                await self._end_from_output(stream)
+
+    def _is_hopeless(self, stream: ResponseStream) -> bool:
+        """Nobody reads it, or what was delivered before we took it over is not known, or no worker came for long."""
+        if stream.abandoned_at_s is not None or stream.awaits_attach:
+            return True
+        return stream.homeless_since_s is not None and self._clock_s() - stream.homeless_since_s > HOMELESS_S
+
+    async def _give_up(self, stream: ResponseStream) -> None:
+        self._streams.lose(stream)
+        await self._take_back(stream, "worker_lost")
+
+    async def _find_worker(self, stream: ResponseStream) -> None:
+        submit = stream.submit
+        choice = dispatch.choose(self._loads(), submit.model, submit.priority_class, also_closed=True)
+        if isinstance(choice, Refusal):
+            return
+        me, worker = self._bus.gateway_id, (choice.worker_id, choice.epoch)
+        owner = await self._ownership.owner(stream.response_id)
+        if owner is None or owner.gateway_id != me:
+            self._streams.finish(stream, Lost(MOVED))
+            return
+        attempt = owner.attempt + 1  # its own may have been moved on by a call whose answer was lost
+        if not await self._ownership.move(stream.response_id, owner, gateway_id=me, attempt=attempt, worker=worker):
+            self._streams.finish(stream, Lost(MOVED))
+            return
+        stream.submit = replace(next_attempt(stream, attempt, me), worker_epoch=choice.epoch)
+        self._streams.settle(stream, choice.worker_id, choice.epoch, attempt)
+        await self._send(stream)
+
+    async def _send(self, stream: ResponseStream) -> None:
+        """Tried again until it arrives: the worker takes the same attempt once."""
+        await self._bus.send(stream.worker_id, stream.submit)
+        stream.is_unsent = False
+        log.warning("response %s goes on at worker %s, attempt %s", *_names(stream))
+
+    async def find(self, tenant_id: str, response_id: str) -> Found | None:
+        """A response of this tenant: one of ours, a finished one, or another gateway's, which is then ours."""
+        card = await self._ownership.card(response_id)
+        if card is None or card.tenant_id != tenant_id:
+            return None
+        stream = self._streams.get(response_id) or await self._finished(card)
+        if stream is None:
+            owner = await self._ownership.owner(response_id)
+            if owner is None:
+                return None
+            stream = await self._take_over(card, owner) if owner.is_open else None
+            stream = stream or await self._finished(card) or _ended_without_output(card, owner, self._clock_s)
+        return Found(stream, card)
+
+    async def _finished(self, card: Card) -> ResponseStream | None:
+        output = await self._bus.output(card.submit.response_id)
+        if output is None:
+            return None
+        stream = _unowned(card, self._clock_s)
+        _fill(stream, output)
+        return stream
+
+    async def _take_over(self, card: Card, owner: Owner) -> ResponseStream | None:
+        response_id, me = card.submit.response_id, self._bus.gateway_id
+        worker = (owner.worker_id, owner.epoch)
+        if not await self._ownership.move(response_id, owner, gateway_id=me, attempt=owner.attempt, worker=worker):
+            return None
+        grant = Grant(response_id, card.tenant_id, owner.lease_key, Limits(card.submit.priority_class))
+        submit = replace(card.submit, attempt=owner.attempt, gateway_id=me)
+        stream = self._streams.open(grant, submit, *worker, outlives_readers=True)  # whoever lost it may come again
+        stream.awaits_attach = True
+        attach = Attach(response_id=response_id, attempt=owner.attempt, gateway_id=me, from_index=0)
+        await self._bus.send(owner.worker_id, attach)
+        if await self._ownership.is_alive(owner.gateway_id):
+            await self._bus.tell_gateway(owner.gateway_id, Moved(response_id=response_id, gateway_id=me))
+        log.warning("response %s was taken over from %s", response_id, owner.gateway_id)
+        return stream
+
+    async def _end_from_output(self, stream: ResponseStream) -> None:
+        """It may have ended before the worker heard of us."""
+        output = await self._bus.output(stream.response_id)
+        if output is not None and stream.awaits_attach:
+            _fill(stream, output)
+            self._streams.finish(stream, output.finished)
+
+    async def adopt(self) -> None:
+        """Take over what goes on without a reader and whose gateway is gone. Raises BusError."""
+        response_ids = await self._ownership.in_background()
+        if not response_ids:
+            return
+        ended = []
+        for response_id, owner in zip(response_ids, await self._ownership.owners(response_ids), strict=True):
+            if owner is None or not owner.is_open:
+                ended.append(response_id)
+            elif owner.gateway_id != self._bus.gateway_id and not await self._ownership.is_alive(owner.gateway_id):
+                card = await self._ownership.card(response_id)
+                if card is not None and self._streams.get(response_id) is None:
+                    await self._take_over(card, owner)
+        await self._ownership.not_in_background(ended)
+
+
+def next_attempt(stream: ResponseStream, attempt: int, gateway_id: str) -> Submit:
+    """The Submit that goes on where the last one stopped: what was delivered is history, and nothing sheds it now.
+
+    Of one that had not begun, the time that has passed is taken off its durations.
+    """
+    first = stream.first_submit
+    submit = replace(first, attempt=attempt, gateway_id=gateway_id, ended_choices=stream.ended_choices)
+    if stream.has_started:
+        delivered = tuple(tuple(choice.token_ids) for choice in stream.choices)
+        return replace(
+            submit,
+            delivered_token_ids=delivered,
+            remaining_first_token_us=None,
+            remaining_hard_deadline_us=None,
+            max_queue_wait_us=None,
+        )
+    age_us = stream.age_us
+    return replace(
+        submit,
+        remaining_first_token_us=_less(first.remaining_first_token_us, age_us),
+        remaining_hard_deadline_us=_less(first.remaining_hard_deadline_us, age_us),
+        remaining_completion_us=_less(first.remaining_completion_us, age_us),
+        max_queue_wait_us=_less(first.max_queue_wait_us, age_us),
+    )
+
+
+def _less(duration_us: int | None, passed_us: int) -> int | None:
+    return None if duration_us is None else max(1, duration_us - passed_us)
+
+
+def _fill(stream: ResponseStream, output: FinishedOutput) -> None:
+    for index, token_ids in enumerate(output.token_ids):
+        stream.take(index, 0, token_ids)
+    stream.finish(output.finished)
+
+
+def _unowned(card: Card, clock_s: Callable[[], float]) -> ResponseStream:
+    """A response that is only shown: it is in nobody's books any more."""
+    grant = Grant(card.submit.response_id, card.tenant_id, "", Limits(card.submit.priority_class))
+    return ResponseStream(grant, card.submit, NOWHERE, clock_s)
+
+
+_WHY = {
+    "shed": Refusal(reason=Reason.OVERLOADED, message="The request was refused before its first token; it was free."),
+    "cancelled_admin": Refusal(reason=Reason.CANCELLED, message="The response was cancelled."),
+}
+_FAILED = Refusal(reason=Reason.WORKER_LOST, message="The response was lost with the worker that served it.")
+
+
+def _ended_without_output(card: Card, owner: Owner, clock_s: Callable[[], float]) -> ResponseStream:
+    stream = _unowned(card, clock_s)
+    stream.finish(Lost(_WHY.get(owner.terminal, _FAILED)))
+    return stream
+
+
+def _names(stream: ResponseStream) -> tuple[str, str, int]:
+    return stream.response_id, stream.worker_id, stream.attempt

@@ -1,0 +1,181 @@
+"""Responses that outlive their worker or their gateway: a pause, no gap, no repeat, and one charge."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import openai
+import pytest
+
+from gateway.runtime import Runtime
+from gateway.streams import Lost, Reader
+from wire.messages import Finished, Released, Reserved, Usage
+
+MODEL = "simulated"
+HI: list[Any] = [{"role": "user", "content": "Hi"}]
+ANSWER = bytes(97 + i % 26 for i in range(120))
+
+
+async def ask(world: Any, **changes: Any) -> Any:
+    return await world.client().chat.completions.create(
+        **{"model": MODEL, "messages": HI, "max_tokens": 400, **changes}
+    )
+
+
+async def read(stream: Any, texts: list[str]) -> None:
+    async for chunk in stream:
+        texts.append(chunk.choices[0].delta.content or "")
+
+
+def slowly(world: Any) -> None:
+    world.worker.script.answer = ANSWER
+    world.worker.step_s = 0.005
+
+
+async def test_a_worker_that_dies_in_mid_stream_is_a_pause_without_gap_or_repeat(world: Any) -> None:
+    slowly(world)
+    texts: list[str] = []
+    reading = asyncio.create_task(read(await ask(world, stream=True), texts))
+    await world.until(lambda: len("".join(texts)) > 30)
+    await asyncio.to_thread(world.worker.restart)
+    await asyncio.wait_for(reading, 20)
+    assert "".join(texts).encode() == ANSWER
+    first, second = world.worker.submits
+    assert (first.attempt, second.attempt) == (1, 2)
+    (delivered,) = second.delivered_token_ids
+    assert bytes(delivered) == ANSWER[: len(delivered)]
+    assert len(delivered) > 30
+    assert (second.max_queue_wait_us, second.remaining_hard_deadline_us) == (None, None)
+    assert second.worker_epoch == world.worker.epoch
+    kinds = [type(message) for message in world.usage_messages()]
+    assert kinds == [Reserved, Usage]
+    await world.until(lambda: world.slots_in_use() == 0)
+    assert world.money("aurora", "default")["open"] == 0
+
+
+async def test_a_plain_request_is_answered_by_the_next_worker_too(world: Any) -> None:
+    world.worker.script.hang = True
+    asking = asyncio.create_task(ask(world))
+    await world.until(lambda: len(world.worker.submits) == 1)
+    world.worker.script.hang = False
+    await asyncio.to_thread(world.worker.restart)
+    assert (await asyncio.wait_for(asking, 20)).choices[0].message.content == "Hello, Aurora."
+    assert [submit.attempt for submit in world.worker.submits] == [1, 2]
+
+
+async def test_a_response_that_no_worker_goes_on_with_ends_with_an_error_and_no_charge(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.streams.LOST_AFTER_S", 0.2)
+    monkeypatch.setattr("gateway.continuity.HOMELESS_S", 0.3)
+    slowly(world)
+    texts: list[str] = []
+    reading = asyncio.create_task(read(await ask(world, stream=True), texts))
+    await world.until(lambda: len(texts) > 5)
+    world.worker.freeze()
+    with pytest.raises(openai.APIError, match="was lost"):
+        await asyncio.wait_for(reading, 20)
+    assert world.redis.get(world.redis_keys.epoch("worker-1")) == f"fenced:{world.worker.epoch}".encode()
+    await world.until(lambda: world.slots_in_use() == 0)
+    assert world.money("aurora", "default") == {"open": 0, "settled": 0}
+    assert [type(message) for message in world.usage_messages()] == [Reserved, Released]
+
+
+async def test_a_client_that_leaves_while_no_worker_is_there_leaves_nothing_behind(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.streams.LOST_AFTER_S", 0.2)
+    slowly(world)
+    stream = await ask(world, stream=True)
+    await anext(aiter(stream))
+    world.worker.freeze()
+    await world.until(lambda: bool(world.runtime.streams.homeless()))
+    await stream.close()
+    await world.until(lambda: len(world.runtime.streams) == 0)
+    await world.until(lambda: world.slots_in_use() == 0)
+
+
+@asynccontextmanager
+async def second_gateway(world: Any) -> AsyncIterator[Runtime]:
+    runtime: Runtime = world.new_runtime("gateway-2")
+    await runtime.start()
+    try:
+        yield runtime
+    finally:
+        await runtime.stop()
+
+
+async def background(world: Any, **changes: Any) -> str:
+    response = await world.client().responses.create(
+        **{"model": MODEL, "input": "Hi", "background": True, "max_output_tokens": 400, **changes}
+    )
+    assert response.status == "queued"
+    name: str = response.id
+    return name.removeprefix("resp_")
+
+
+async def text_of(reader: Reader) -> bytes:
+    token_ids: list[int] = []
+    async with asyncio.timeout(20):
+        while True:
+            delivery = await reader.next()
+            token_ids += [token_id for piece in delivery.pieces for token_id in piece.token_ids]
+            if delivery.end is not None:
+                assert isinstance(delivery.end, Finished)
+                return bytes(token_ids)
+
+
+async def test_another_gateway_takes_a_live_response_over_whole_and_the_first_is_told(world: Any) -> None:
+    slowly(world)
+    response_id = await background(world)
+    await world.until(lambda: world.worker.generated.get(response_id, 0) > 30)
+    first = world.runtime.streams.get(response_id).read()
+    async with second_gateway(world) as other:
+        found = await other.continuity.find("aurora", response_id)
+        assert await text_of(found.stream.read()) == ANSWER
+        end = None
+        while end is None:
+            end = (await first.next()).end
+        assert isinstance(end, Lost)
+        assert end.refusal.row.code == "response_moved"
+        (attach,) = world.worker.attaches
+        assert (attach.gateway_id, attach.attempt) == ("gateway-2", 1)
+    assert [type(message) for message in world.usage_messages()] == [Reserved, Usage]
+
+
+async def test_of_two_gateways_that_take_over_at_once_one_becomes_the_owner(world: Any) -> None:
+    world.worker.script.prompt_first = True
+    response_id = await background(world)
+    ownership = world.runtime.ownership
+    owner = await ownership.owner(response_id)
+    moves = [
+        ownership.move(response_id, owner, gateway_id=name, attempt=1, worker=("worker-1", owner.epoch))
+        for name in ("gateway-2", "gateway-3")
+    ]
+    assert sorted(await asyncio.gather(*moves)) == [False, True]
+
+
+async def test_a_response_of_another_tenant_is_not_there(world: Any) -> None:
+    response_id = await background(world)
+    async with second_gateway(world) as other:
+        assert await other.continuity.find("bulk", response_id) is None
+        assert await world.runtime.continuity.find("bulk", response_id) is None
+
+
+async def test_a_background_response_whose_gateway_died_is_adopted_before_its_worker_gives_up(world: Any) -> None:
+    slowly(world)
+    async with second_gateway(world) as other:
+        response_id = await background(world)
+        await world.until(lambda: world.worker.generated.get(response_id, 0) > 20)
+        world.runtime.streams.forget(world.runtime.streams.get(response_id))  # as if it had been killed
+        dead = await world.runtime.ownership.owner(response_id)
+        assert await world.runtime.ownership.move(
+            response_id, dead, gateway_id="gateway-dead", attempt=1, worker=("worker-1", dead.epoch)
+        )
+        await world.until(lambda: any(r.streams.get(response_id) is not None for r in (other, world.runtime)), 10.0)
+        owner = next(r for r in (other, world.runtime) if r.streams.get(response_id) is not None)
+        assert await text_of(owner.streams.get(response_id).read()) == ANSWER
+    await world.until(lambda: world.slots_in_use() == 0)
