@@ -113,7 +113,7 @@ class Settlement:
         state.floors.settle(state.classes, served_us=served_us, has_work=has_work)
         state.governor.settle(
             state.classes,
-            state.running,
+            [state.running.num_in_slots(rank) for rank in PriorityClass],
             busy_us=duration_us,
             lost_us=duration_us * lost_ns(state.cost, draft) * _FINE // total,
             now_us=self._now_us,
