@@ -55,7 +55,7 @@ class Setting(NamedTuple):
     def flags(self) -> dict[str, Any]:
         return {
             "policy": "priority",
-            "max_num_seqs": _DEFAULT_SEQS,
+            "max_num_seqs": min(_DEFAULT_SEQS, self.tokens),  # vLLM wants a token for each
             "max_num_batched_tokens": self.tokens,
             "watermark": self.watermark,
         }
@@ -103,8 +103,8 @@ def _ask(process: subprocess.Popen[str], line: str, errors: Path) -> dict[str, A
     except BrokenPipeError:
         answer = ""
     if not answer:
-        last = (errors.read_text().strip() or "it said nothing").splitlines()[-1]
-        raise RivalAbsent(f"the rival ended: {last}")
+        last = [line.strip() for line in errors.read_text().splitlines() if line.strip()][-3:]
+        raise RivalAbsent(f"the rival ended: {'; '.join(last) or 'it said nothing'}")
     found: dict[str, Any] = json.loads(answer)
     return found
 

@@ -176,16 +176,43 @@ def _per_s(count: int, duration_us: int) -> float:
     return count * SECOND_US / max(1, duration_us)
 
 
-def spread_table(seeds: Sequence[Sequence[Figure]]) -> str:
-    """Median and range of every figure over the seeds, with its target and whether every seed meets it."""
-    lines = [f"{'':<56}{'median':>12}  {'least … most':<24}{'target':<12}"]
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """One figure over several seeds, in words."""
+
+    name: str
+    median: str
+    range: str
+    target: str
+    verdict: str  # "met" by every seed, "MISSED", or "" where there is no target
+
+
+def spreads(seeds: Sequence[Sequence[Figure]]) -> list[Spread]:
+    """Figure by figure over the seeds."""
+    found = []
     for column in zip(*seeds, strict=True):
         figure = column[0]
         values = [each.value for each in column if each.value is not None]
-        middle = _cell(statistics.median(values)) if values else "-"
-        spread = f"{_cell(min(values))} … {_cell(max(values))}" if values else "-"
-        verdict = "" if figure.target is None else ("met" if all(each.is_met for each in column) else "MISSED")
-        lines.append(f"{figure.name:<56}{middle:>12}  {spread:<24}{figure.target or '':<12}{verdict}".rstrip())
+        verdict = "met" if all(each.is_met for each in column) else "MISSED"
+        found.append(
+            Spread(
+                name=figure.name,
+                median=_cell(statistics.median(values)) if values else "-",
+                range=f"{_cell(min(values))} … {_cell(max(values))}" if len(set(values)) > 1 else "",
+                target=figure.target or "",
+                verdict="" if figure.target is None else verdict,
+            )
+        )
+    return found
+
+
+def spread_table(seeds: Sequence[Sequence[Figure]]) -> str:
+    """Median and range of every figure over the seeds, with its target and whether every seed meets it."""
+    lines = [f"{'':<58}{'median':>12}  {'least … most':<24}{'target':<10}".rstrip()]
+    lines.extend(
+        f"{each.name:<58}{each.median:>12}  {each.range:<24}{each.target:<10}{each.verdict}".rstrip()
+        for each in spreads(seeds)
+    )
     return "\n".join(lines)
 
 
