@@ -154,7 +154,7 @@ class Clients:
         view = stream.view
         view.refusals[message.reason] += 1
         view.no_hint += message.retry_after_us is None
-        if message.retry_after_us is None or stream.arrival.num_tries <= 1:
+        if message.retry_after_us is None or not _comes_back(stream.arrival, message.retry_after_us):
             view.shed += 1
             self.num_ended += 1
             return
@@ -192,6 +192,11 @@ class Clients:
         for view in views:
             total.add(view)
         return total
+
+
+def _comes_back(arrival: Arrival, retry_after_us: int) -> bool:
+    patience_us = arrival.patience_us
+    return arrival.num_tries > 1 and (patience_us is None or retry_after_us <= patience_us)
 
 
 def quantiles_ms(counts: Mapping[int, int]) -> dict[str, float | None]:

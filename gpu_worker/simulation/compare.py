@@ -139,9 +139,14 @@ class Comparison:
         yield Figure("on time in the overload, chats a second", round(goodput_per_s, 2))
         yield Figure("share of the capacity", round(goodput_per_s / capacity_per_s, 3), at_least=0.95)
         yield Figure("late but let in, share", round(chats.late / max(1, chats.completed), 4), at_most=0.01)
+        served = []
         for tenant_id, value in OVERLOAD_VALUES.items():
             view = clients.of_key(tenant_id)
-            yield Figure(f"served of value {value}, share", round(view.completed / max(1, view.requests), 3))
+            served.append(view.completed / max(1, view.requests))
+            yield Figure(f"served of value {value}, share", round(served[-1], 3))
+        yield Figure(
+            "served by value, dearest first (1: yes)", float(served == sorted(served, reverse=True)), at_least=1
+        )
         yield Figure("refusals without Retry-After", self.result["refusals_without_retry_after"], at_most=0)
         yield Figure("Retry-After kept, share", self.result["retry_promise_kept"], at_least=0.9)
         settled_us = start_us + (end_us - start_us) // 4

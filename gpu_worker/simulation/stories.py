@@ -54,6 +54,7 @@ def tenant_flood(seed: int, pace: Pace) -> list[Arrival]:
             pace.us(10 * SECOND_US + rng.randrange(SECOND_US // 10)),
             _chat(pace, f"nova-{number}", "nova", 64 * rng.randint(2, 16), 16 * rng.randint(4, 12)),
             num_tries=_PERSISTENT,
+            patience_us=None,
         )
         for number in range(1_000)
     ]
@@ -80,7 +81,8 @@ def overload(seed: int, pace: Pace) -> list[Arrival]:
     """Twice what the device can do, for two minutes, between two calm minutes at half of it.
 
     Three tenants ask alike, with tokens worth 100, 10 and 1: 512 to 1,024 prompt tokens, 32 to 96 out, the first within
-    1 s or not at all. Who is refused comes back when told to, twice. 600 batch requests wait beside them.
+    1 s or not at all. Who is refused comes back when told to, twice, if that is within two minutes. 600 batch requests
+    wait beside them.
     """
     rng = random.Random(seed)
     arrivals = [

@@ -16,17 +16,20 @@ _REFERENCE = "h200-8b"  # the device whose lengths and gaps the stories give
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One request of a client. A client that is refused comes back when it was told to, ``num_tries`` times in all."""
+    """One request of a client. A client that is refused comes back when it was told to, ``num_tries`` times in all, and
+    gives up when that is more than ``patience_us`` away: the usual client library waits two minutes and no longer.
+    """
 
     at_us: int
     submit: Submit
     num_tries: int = 1
+    patience_us: int | None = 120 * SECOND_US
 
     def again(self, at_us: int) -> Arrival:
         """The same request once more, after a refusal."""
         name, _, number = self.submit.response_id.partition("~")
         submit = replace(self.submit, response_id=f"{name}~{int(number or 1) + 1}", is_return=True)
-        return Arrival(at_us, submit, self.num_tries - 1)
+        return replace(self, at_us=at_us, submit=submit, num_tries=self.num_tries - 1)
 
 
 def _prompt(response_id: str, num_tokens: int) -> tuple[int, ...]:

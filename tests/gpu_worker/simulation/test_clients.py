@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -84,6 +85,15 @@ def test_a_refused_client_comes_back_when_told_to_until_its_tries_are_used_up() 
     view = clients.all()
     assert clients.next_at_us is None
     assert (view.requests, view.shed, view.refusals["late"], view.returns, view.returns_kept) == (1, 1, 3, 2, 0)
+
+
+def test_a_client_gives_up_when_it_is_told_to_come_back_later_than_its_patience_lasts() -> None:
+    chat = arrival("a", 0, num_tries=3)
+    clients = clients_of(chat, replace(chat, submit=replace(chat.submit, response_id="b"), patience_us=None))
+    clients.send(0)
+    clients.hear([rejected("a", 120_000_001), rejected("b", 120_000_001)], 0)
+    assert clients.all().shed == 1
+    assert [each.submit.response_id for each in clients.send(120_000_001)] == ["b~2"]
 
 
 def test_a_promise_is_kept_when_the_one_that_came_back_gets_its_first_token_timed_from_its_return() -> None:
