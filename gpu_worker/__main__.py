@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import sys
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from gpu_worker.executor import DeviceLost, Executor
 from gpu_worker.grammars import GrammarCompiler
 from gpu_worker.loop import WorkerLoop
 from gpu_worker.outage import say
+from gpu_worker.prefix_keys import PrefixKeys
 from gpu_worker.service import WorkerService
 from gpu_worker.simulated import BYTE_TOKENS, SimulatedExecutor, engine_config, readable_tokens
 from gpu_worker.telemetry import Telemetry, WorkerIdentity
@@ -116,6 +118,7 @@ def build_service(
             telemetry=Telemetry(),
             policy_version=policy.version,
             grammars=device.grammars,
+            prefix_keys=PrefixKeys(secrets.token_bytes(32), device.engine.block_size),
         )
 
     def on_ready(epoch: int) -> None:

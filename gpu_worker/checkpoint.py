@@ -80,7 +80,6 @@ def without_tokens(request: Request) -> Request:
         delivered_token_ids=(0,) * len(request.delivered_token_ids),
         stop_token_ids=(),
         sampling=None,
-        cache_salt="",
     )
 
 

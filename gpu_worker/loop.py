@@ -12,6 +12,7 @@ from gpu_worker.anteroom import LOOK_AGAIN_US, Anteroom, Guest
 from gpu_worker.clock import Clock
 from gpu_worker.executor import Executor
 from gpu_worker.grammars import GrammarCompiler
+from gpu_worker.prefix_keys import PrefixKeys
 from gpu_worker.response_book import ResponseBook
 from gpu_worker.step_draft import StepDraft
 from gpu_worker.telemetry import Telemetry, WorkerIdentity
@@ -55,6 +56,7 @@ class WorkerLoop:
         telemetry: Telemetry,
         policy_version: int = 0,
         grammars: GrammarCompiler | None = None,
+        prefix_keys: PrefixKeys | None = None,
     ) -> None:
         self.identity = identity
         self.is_draining = False
@@ -63,7 +65,7 @@ class WorkerLoop:
         self._clock = clock
         self._telemetry = telemetry
         self._policy_version = policy_version
-        self._book = ResponseBook(telemetry, token_bytes, executor.shape.bytes_per_block)
+        self._book = ResponseBook(telemetry, token_bytes, executor.shape.bytes_per_block, prefix_keys)
         self._anteroom = Anteroom(grammars)
         self._refused: list[events.Rejected] = []
         self._plans: deque[StepPlan] = deque(maxlen=NUM_PLANS_KEPT)

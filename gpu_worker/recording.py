@@ -32,7 +32,7 @@ HOUR_S = 3_600
 _NO_LIMIT = 1 << 50
 LINK_BYTES = 4
 MOST_LIVE_AT_CHECKPOINT = 5_000  # more, and the pause for it would be felt: it waits for a calmer moment
-_NOT_WRITTEN = frozenset({"prompt_token_ids", "delivered_token_ids", "stop_token_ids", "cache_salt", "sampling"})
+_NOT_WRITTEN = frozenset({"prompt_token_ids", "delivered_token_ids", "stop_token_ids", "sampling"})
 _WRITTEN = {field.name: field.default for field in fields(Request) if field.name not in _NOT_WRITTEN}
 
 

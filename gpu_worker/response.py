@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from gpu_worker.executor import Constraint, DrawRules
 from gpu_worker.stop_strings import StopAutomaton, StopMatcher
@@ -106,7 +107,7 @@ class Response:
         return all(choice.end is not None for choice in self.choices)
 
 
-def request_of(choice: Choice, constraint: Constraint | None = None) -> Request:
+def request_of(choice: Choice, constraint: Constraint | None = None, prefix_keys: Sequence[bytes] = ()) -> Request:
     """What the engine is asked for this choice; tokens delivered by an earlier attempt are history."""
     submit = choice.response.submit
     return Request(
@@ -124,7 +125,7 @@ def request_of(choice: Choice, constraint: Constraint | None = None) -> Request:
         reproducible=submit.reproducible,
         value_micros=submit.value_micros,
         is_return=submit.is_return,
-        cache_salt=submit.cache_salt,
+        prefix_keys=prefix_keys,
         delivered_token_ids=tuple(choice.token_ids),
         sampling=_rules(choice, constraint),
     )

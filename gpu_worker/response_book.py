@@ -12,6 +12,7 @@ from typing import cast
 
 from gpu_worker.charging import usage_of
 from gpu_worker.executor import Constraint
+from gpu_worker.prefix_keys import PrefixKeys
 from gpu_worker.response import Choice, Response, request_of
 from gpu_worker.step_draft import StepDraft
 from gpu_worker.telemetry import Telemetry
@@ -43,10 +44,18 @@ class ResponseBook:
     ends.
     """
 
-    def __init__(self, telemetry: Telemetry, token_bytes: Sequence[bytes], bytes_per_block: int) -> None:
+    def __init__(
+        self,
+        telemetry: Telemetry,
+        token_bytes: Sequence[bytes],
+        bytes_per_block: int,
+        prefix_keys: PrefixKeys | None = None,
+    ) -> None:
+        """Without ``prefix_keys`` no prompt shares blocks with another."""
         self._telemetry = telemetry
         self._token_bytes = token_bytes
         self._bytes_per_block = bytes_per_block
+        self._prefix_keys = prefix_keys
         self._responses: dict[str, Response] = {}
         self._choices: dict[RequestId, Choice] = {}
         self._num_matched = 0  # choices with stop strings: without any, results need not be looked at
@@ -87,7 +96,8 @@ class ResponseBook:
             self._choices[choice.request_id] = choice
             self._num_matched += choice.matcher is not None
             self._feed_delivered(choice)
-        return [request_of(choice, constraints[choice.index] if constraints else None) for choice in going_on]
+        keys = () if self._prefix_keys is None else self._prefix_keys.of(submit.cache_salt, submit.prompt_token_ids)
+        return [request_of(choice, constraints[choice.index] if constraints else None, keys) for choice in going_on]
 
     def _feed_delivered(self, choice: Choice) -> None:
         if choice.matcher is not None:

@@ -12,9 +12,7 @@ from scheduler_engine.request import RequestId
 
 
 class BlockPool:
-    """Always: every block is free, fenced or owned, exactly one of them. (A cache of finished prefixes comes as a
-    fourth.)
-    """
+    """Always: every block is free, fenced or owned, exactly one of them. (``PrefixPool`` has a fourth place.)"""
 
     def __init__(self, name: str, num_blocks: int) -> None:
         self.name = name
@@ -27,6 +25,11 @@ class BlockPool:
     @property
     def num_free(self) -> int:
         return len(self._free)
+
+    @property
+    def num_cached(self) -> int:
+        """Free too, and perhaps of use as they are."""
+        return 0
 
     @property
     def num_fenced(self) -> int:
@@ -73,10 +76,10 @@ class BlockPool:
 
     def check_totals(self) -> None:
         """O(1). Raises BrokenBooks unless free + fenced + owned = all."""
-        counted = len(self._free) + self._num_fenced + self.num_owned
+        counted = self.num_free + self._num_fenced + self.num_owned
         if counted != self.num_blocks or self.num_owned < 0:
             raise BrokenBooks(
-                f"{self.name} pool: {len(self._free)} free + {self._num_fenced} fenced + {self.num_owned} owned"
+                f"{self.name} pool: {self.num_free} free + {self._num_fenced} fenced + {self.num_owned} owned"
                 f" is not {self.num_blocks}"
             )
 

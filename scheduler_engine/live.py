@@ -42,6 +42,7 @@ class LiveRequest:
         "block_table",
         "blocked_since_us",
         "bypasses",
+        "cached_tokens",
         "check_clock",
         "check_total",
         "completion_deadline_us",
@@ -63,6 +64,7 @@ class LiveRequest:
         "limit_total",
         "num_holds",
         "num_preemptions",
+        "num_published",
         "num_recomputes",
         "num_steps_without_token",
         "num_swaps",
@@ -113,6 +115,8 @@ class LiveRequest:
         self.finish_total = self.limit_total
         self.estimated_total = self.limit_total
         self._computed: int | None = 0  # None while it decodes
+        self.cached_tokens = 0  # of the prompt, found in the cache at the first start
+        self.num_published = 0  # leading blocks that the cache has been told of, or need not be
         self.computed_high = self.prompt_len if self.output_ids else 0  # an earlier attempt computed it
         self.check_total = 0  # look closer once it has so many tokens: a limit or an estimate
         self.check_clock = self.edge_clock = -1  # when it will have them, and when its blocks will be full
@@ -192,7 +196,7 @@ class LiveRequest:
             request_id=self.request_id,
             reason=reason,
             prompt_tokens=min(max(self.computed, self.computed_high), self.prompt_len),
-            cached_tokens=0,
+            cached_tokens=self.cached_tokens,
             output_tokens=len(self.output_ids),
             counters=self.counters(now_us, gpu_us),
             detail=detail,

@@ -144,6 +144,13 @@ class StepPlanner:
         return live.account.service <= blocked.account.service + self._state.service_gap(blocked.rank)
 
     def _try(self, live: LiveRequest, blocked: LiveRequest | None) -> _Verdict:
+        self._state.borrow_prefix(live)
+        verdict = self._judge(live, blocked)
+        if verdict is not _Verdict.ADMITTED:
+            self._state.return_prefix(live)
+        return verdict
+
+    def _judge(self, live: LiveRequest, blocked: LiveRequest | None) -> _Verdict:
         state, draft = self._state, self._draft
         rank = live.rank
         if live.suspended_step == draft.step or self._draft.holding[rank]:

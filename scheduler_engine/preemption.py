@@ -101,7 +101,7 @@ def _offer(
         return None
     how, cost_us = lever[0], lever[1] * (2 + live.num_preemptions) // 2  # half as much again for each time before
     slots = 0 if live.request_id in state.running.held[live.rank] else 1
-    blocks = 0 if how is Lever.HOLD else len(live.block_table)
+    blocks = 0 if how is Lever.HOLD else state.device.num_unique(live.block_table)
     host_blocks = state.config.num_blocks_for(live.computed) if how is Lever.SWAP else 0
     in_quantum = state.step - live.started_step < state.classes[live.rank].quantum_steps
     useful = max(1, min(blocks, need.blocks))
@@ -193,7 +193,7 @@ def steps_until_free(state: EngineState, need: Need, max_steps: int) -> int | No
     ends: dict[int, tuple[int, int]] = {}
     for live, left in state.running.ending_within(max_steps):
         slots, blocks = ends.get(left, (0, 0))
-        ends[left] = (slots + 1, blocks + len(live.block_table))
+        ends[left] = (slots + 1, blocks + state.device.num_unique(live.block_table))
     slots, blocks = need
     for left in sorted(ends):
         slots -= ends[left][0]

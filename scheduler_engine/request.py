@@ -20,6 +20,8 @@ class Request:
 
     Durations are relative to arrival, in microseconds, or None. ``sampling`` is opaque to the engine and is handed to
     the executor. ``delivered_token_ids`` are outputs of an earlier attempt: computed history, not billed again.
+    ``prefix_keys[i]`` names the prompt up to the end of its block i, full blocks only, to those who may share it; none:
+    nothing is shared.
     """
 
     request_id: RequestId
@@ -35,7 +37,7 @@ class Request:
     max_queue_wait_us: int | None = None
     reproducible: bool = False  # forbids recompute as a lever
     value_micros: int = 1
-    cache_salt: str = ""
+    prefix_keys: Sequence[bytes] = ()
     delivered_token_ids: tuple[int, ...] = ()
     is_return: bool = False  # refused before with a time to come back, and back at that time or later
     sampling: object = None

@@ -194,6 +194,7 @@ class Settlement:
         live.recomputed_tokens += max(0, min(end, live.computed_high) - live.computed)
         live.computed = end
         live.computed_high = max(live.computed_high, end)
+        self._state.publish_prefix(live)
         if live.computed_high == end:
             live.debtor = None
         live.num_steps_without_token += end < live.total
@@ -238,6 +239,7 @@ class Settlement:
         """Once more by recompute; a poisoned one, or one that fails again and again, ends."""
         live.num_steps_without_token += 1
         if failure.poison or live.failures + 1 >= _MAX_FAILURES:
+            self._state.device.forget(live.block_table)
             self._state.finish(live, FinishReason.FAILED, self._now_us, failure.reason)
         else:
             self._state.fail_row(live, self._draft)

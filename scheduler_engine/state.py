@@ -26,6 +26,7 @@ from scheduler_engine.overload import Overload
 from scheduler_engine.peak import PeakBook
 from scheduler_engine.plan import BlockCopy
 from scheduler_engine.policy import ClassPolicy, PolicySnapshot, PriorityClass, TenantClassPolicy
+from scheduler_engine.prefix_cache import PrefixPool
 from scheduler_engine.queues import ClassQueue
 from scheduler_engine.request import RequestId
 from scheduler_engine.returns import ReturnBook
@@ -43,7 +44,7 @@ class EngineState:
         self.config = config
         self.cost = FittedCost(cost, config.bytes_per_block)
         self.meter = Meter()
-        self.device = BlockPool("device", config.num_blocks)
+        self.device = PrefixPool("device", config.num_blocks)
         self.host = BlockPool("host", config.num_host_blocks)
         self.lives: dict[RequestId, LiveRequest] = {}
         self.fences: dict[RequestId, RequestId | None] = {}  # whose copy out is unfinished -> for whom
@@ -142,6 +143,29 @@ class EngineState:
         self.estimate_gpu(live)
         self.queues[live.rank].push(live)
 
+    def borrow_prefix(self, live: LiveRequest) -> None:
+        """While a request with nothing of its own is tried for a start it owns what the cache has of its prefix. The
+        last token is computed in any case: nothing is drawn without.
+        """
+        if live.request.prefix_keys and live.state in (State.WAITING, State.DROPPED):
+            most = (live.total - 1) // self.config.block_size
+            live.block_table = self.device.borrow(live.request.prefix_keys[:most])
+            live.computed = len(live.block_table) * self.config.block_size
+
+    def return_prefix(self, live: LiveRequest) -> None:
+        """It was not let in."""
+        if live.request.prefix_keys and live.state in (State.WAITING, State.DROPPED):
+            self.device.give(live.block_table)
+            live.block_table = []
+            live.computed = 0
+
+    def publish_prefix(self, live: LiveRequest) -> None:
+        """Blocks that are full of prompt by now can be found by others."""
+        keys = live.request.prefix_keys
+        for index in range(live.num_published, min(len(keys), live.computed // self.config.block_size)):
+            self.device.publish(live.block_table[index], keys[index])
+            live.num_published = index + 1
+
     def start(self, live: LiveRequest, draft: Draft, *, num_blocks: int) -> None:
         """Out of the queue into a slot, with ``num_blocks`` new device blocks; from the host its KV is copied back
         first.
@@ -152,10 +176,13 @@ class EngineState:
         if was_held:
             self.running.remove(live)
             self.peak.remove(live)
+        if live.state in (State.WAITING, State.DROPPED):
+            live.num_published = len(live.block_table)
         live.block_table.extend(self.device.take(num_blocks))
         if live.state is State.ON_HOST:
             self._copy_in(live, draft)
         if is_first:
+            live.cached_tokens = live.computed
             live.account.num_started += 1
             if live.first_start_us is None:
                 live.first_start_us = draft.now_us
@@ -164,6 +191,8 @@ class EngineState:
             self.outbox.resumed.append(live.request_id)
         self.accountant.note_start(live.account)
         live.state = State.DECODE if live.rest == 1 and live.computed else State.PREFILL
+        if live.state is State.DECODE:
+            live.debtor = None
         live.started_step = draft.step
         live.bypasses = 0
         live.blocked_since_us = None
@@ -182,6 +211,7 @@ class EngineState:
         draft.copy_charges.append(CopyCharge(payer, self.cost.copy_ns(len(live.host_blocks))))
         live.swapped_blocks += len(live.host_blocks)
         live.host_blocks = []
+        live.num_published = len(live.request.prefix_keys)  # what the cache knows is elsewhere
 
     def suspend(
         self, live: LiveRequest, lever: Lever, resource: Resource, by: LiveRequest | None, draft: Draft
@@ -263,6 +293,7 @@ class EngineState:
     def fail_row(self, live: LiveRequest, draft: Draft) -> None:
         """The executor could not compute it: its KV is worth nothing, it goes back to waiting by recompute."""
         live.failures += 1
+        self.device.forget(live.block_table)
         self.suspend(live, Lever.RECOMPUTE, Resource.FAILURE, None, draft)
 
     def finish(self, live: LiveRequest, reason: FinishReason, now_us: int, detail: str = "") -> None:

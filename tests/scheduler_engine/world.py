@@ -155,6 +155,7 @@ class World:
         plan = self.engine.plan_step(self.now_us)
         if self.check:
             self.engine.check_books()
+        self.obey(plan)
         duration_us = self.duration_us(plan)
         result = StepResult(
             step=plan.step,
@@ -176,6 +177,9 @@ class World:
             self._check(plan, rows, events)
         self.step += 1
         return events
+
+    def obey(self, plan: StepPlan) -> None:
+        """For a device that has contents."""
 
     def run(self, num_steps: int) -> None:
         for _ in range(num_steps):
