@@ -115,13 +115,11 @@ class LiveRequest:
         self.finish_total = self.limit_total
         self.estimated_total = self.limit_total
         self._computed: int | None = 0  # None while it decodes
-        self.cached_tokens = 0  # of the prompt, found in the cache at the first start
-        self.num_published = 0  # leading blocks that the cache has been told of, or need not be
+        self.cached_tokens = self.num_published = 0  # found in the cache at the first start; blocks it was told of
         self.computed_high = self.prompt_len if self.output_ids else 0  # an earlier attempt computed it
-        self.check_total = 0  # look closer once it has so many tokens: a limit or an estimate
-        self.check_clock = self.edge_clock = -1  # when it will have them, and when its blocks will be full
-        self.offset = 0  # ``total`` less the clock, while it is seated
         self.sequence: DecodingSequence  # once it decodes
+        self.offset = self.check_clock = self.edge_clock = 0  # while it is seated: ``RunningSet``
+        self.check_total = 0  # look closer once it has so many tokens: a limit or an estimate
         self.tab = Tab(account.tab.meter)
         self.ticket = 0
         self.estimated_gpu_us = 0

@@ -12,6 +12,7 @@ from scheduler_engine.cost import to_us
 from scheduler_engine.events import Lever
 from scheduler_engine.fairness import Account
 from scheduler_engine.live import LiveRequest
+from scheduler_engine.prefix_cache import Giving
 from scheduler_engine.state import EngineState
 
 _NEARLY_DONE_TOKENS = 2
@@ -34,6 +35,11 @@ class Victim(NamedTuple):
     blocks: int
     host_blocks: int
     key: tuple[int, ...]  # least wanted first
+
+    @property
+    def given(self) -> list[int]:
+        """Device blocks it gives, shared ones among them; ``blocks`` of them come free when it goes alone."""
+        return [] if self.lever is Lever.HOLD else self.live.block_table
 
 
 def choose_victims(
@@ -64,6 +70,7 @@ def choose_victims(
 def _greedy(state: EngineState, need: Need, offers: list[Victim], reproducible_may_drop: bool) -> list[Victim] | None:
     slots, blocks = need
     host_free = state.host.num_free
+    giving = Giving(state.device)
     chosen: list[Victim] = []
     for offer in offers:
         if slots <= 0 and blocks <= 0:
@@ -71,25 +78,31 @@ def _greedy(state: EngineState, need: Need, offers: list[Victim], reproducible_m
         victim: Victim | None = offer
         if offer.host_blocks > host_free:  # those before it have filled the host
             victim = _offer(state, offer.live, need, host_free, reproducible_may_drop)
-        if victim is None or not ((slots > 0 and victim.slots) or (blocks > 0 and victim.blocks)):
+        if victim is None:
+            continue
+        gain = giving.gain(victim.given)
+        if not ((slots > 0 and victim.slots) or (blocks > 0 and gain)):
             continue
         chosen.append(victim)
+        giving.add(victim.given)
         host_free -= victim.host_blocks
         slots -= victim.slots
-        blocks -= victim.blocks
+        blocks -= gain
     if slots > 0 or blocks > 0:
         return None
-    return _pruned(chosen, spare_slots=-slots, spare_blocks=-blocks)
+    return _pruned(chosen, giving, spare_slots=-slots, spare_blocks=-blocks)
 
 
-def _pruned(chosen: list[Victim], *, spare_slots: int, spare_blocks: int) -> list[Victim]:
+def _pruned(chosen: list[Victim], giving: Giving, *, spare_slots: int, spare_blocks: int) -> list[Victim]:
     """Without those that turned out not to be needed, dearest first."""
     kept = list(chosen)
     for victim in sorted(chosen, key=lambda v: (v.live.rank, -v.cost_us)):
-        if victim.slots <= spare_slots and victim.blocks <= spare_blocks and len(kept) > 1:
+        loss = giving.loss(victim.given)
+        if victim.slots <= spare_slots and loss <= spare_blocks and len(kept) > 1:
             kept.remove(victim)
+            giving.remove(victim.given)
             spare_slots -= victim.slots
-            spare_blocks -= victim.blocks
+            spare_blocks -= loss
     return kept
 
 

@@ -70,14 +70,14 @@ class PrefixPool(BlockPool):
 
     def num_unique(self, blocks: Sequence[int]) -> int:
         """How many of a request's blocks would come free if it gave them."""
-        return self.num_owners_left(blocks, {}, 1)
-
-    def num_owners_left(self, blocks: Sequence[int], givers: Mapping[int, int], num_left: int) -> int:
-        """How many of the blocks would have so many owners left once as many as ``givers`` says had given them."""
         if not self.num_shared:
-            return len(blocks) if not givers or num_left == 0 else sum([not givers.get(block) for block in blocks])
-        owners = self._num_owners
-        return sum([owners.get(block, 1) - givers.get(block, 0) == num_left for block in blocks])
+            return len(blocks)
+        num_owners = self._num_owners
+        return sum([num_owners.get(block, 1) == 1 for block in blocks])
+
+    def num_owners(self, block: int) -> int:
+        """Of an owned block."""
+        return self._num_owners.get(block, 1)
 
     # as any pool
 
@@ -158,3 +158,34 @@ class PrefixPool(BlockPool):
             yield label, [block for block in blocks if block not in known]
         yield "cached", self._cached
         yield "shared", [block for block, num_owners in known.items() if num_owners]
+
+
+class Giving:
+    """What comes free when several requests give their blocks in the same step: a shared one does with its last owner.
+
+    Always: each request takes part at most once.
+    """
+
+    def __init__(self, pool: PrefixPool) -> None:
+        self._pool = pool
+        self._num_givers: Counter[int] = Counter()
+
+    def gain(self, blocks: Sequence[int]) -> int:
+        """How many more would come free with these too."""
+        if not self._pool.num_shared:
+            return len(blocks)
+        return sum([self._pool.num_owners(block) - self._num_givers[block] == 1 for block in blocks])
+
+    def loss(self, blocks: Sequence[int]) -> int:
+        """How many fewer would come free without these."""
+        if not self._pool.num_shared:
+            return len(blocks)
+        return sum([self._pool.num_owners(block) == self._num_givers[block] for block in blocks])
+
+    def add(self, blocks: Sequence[int]) -> None:
+        if self._pool.num_shared:
+            self._num_givers.update(blocks)
+
+    def remove(self, blocks: Sequence[int]) -> None:
+        if self._pool.num_shared:
+            self._num_givers.subtract(blocks)

@@ -37,6 +37,7 @@ class Earmark(NamedTuple):
     need: Need
     binds_own_class: bool  # what was pushed out for it is still being copied: nobody slips in before it
     binds_all: bool  # its class is owed its floor: newcomers of every class leave it what comes free
+    binds_growth: bool = True  # not while it waits for just those to come to their end
 
 
 class Room:
@@ -80,7 +81,7 @@ class Room:
 
     def blocks_to_grow(self, rank: int) -> int:
         """Free blocks less what heads of higher classes wait for: for decodes of the class. May be negative."""
-        marked = sum(mark.need.blocks for mark in self._earmarks if self._outranks(mark, rank))
+        marked = sum(mark.need.blocks for mark in self._earmarks if mark.binds_growth and self._outranks(mark, rank))
         return self._state.device.num_free - marked
 
     def is_awaited_above(self, rank: int) -> bool:
@@ -162,7 +163,10 @@ class Room:
     def earmark(self, live: LiveRequest) -> None:
         need = Need(0 if live.state is State.HELD else 1, self.blocks_needed(live))
         waits_for_copy = live.request_id in self._state.fences.values()
-        self._earmarks.append(Earmark(live, need, binds_own_class=waits_for_copy, binds_all=False))
+        is_patient = self._patient is live
+        self._earmarks.append(
+            Earmark(live, need, binds_own_class=waits_for_copy, binds_all=False, binds_growth=not is_patient)
+        )
 
     def _victims_for(self, head: LiveRequest, need: Need, peak_excess: int) -> list[Victim] | None:
         """Lower classes first, if the class may preempt; else those of its own that had far more than it."""
@@ -190,7 +194,10 @@ class Room:
             return victims
         max_steps = self._slack_us(head) // state.cost.step_us
         is_soon = max_steps >= 1 and steps_until_free(state, need, max_steps) is not None
-        return None if is_soon else choose_victims(state, need, candidates)
+        if not is_soon:
+            return choose_victims(state, need, candidates)
+        self._patient = head
+        return None
 
     def _slack_us(self, head: LiveRequest) -> int:
         """Time until the head must start for its promise."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from scheduler_engine.plan import StepPlan
 from scheduler_engine.request import Request
+from tests.scheduler_engine.world import World
 
 BLOCK = 16
 Label = object  # a prefix key, or whose block it is and which
@@ -46,3 +48,14 @@ class Contents:
     def _label(request: Request, index: int) -> Label:
         keys = request.prefix_keys
         return keys[index] if index < len(keys) else (request.request_id, index)
+
+
+class SharingWorld(World):
+    """Always: no row reads what is not its own prefix."""
+
+    def __init__(self, *args: Any, **fields: Any) -> None:
+        super().__init__(*args, **fields)
+        self.contents = Contents()
+
+    def obey(self, plan: StepPlan) -> None:
+        self.contents.obey(plan, {i: story.request for i, story in self.stories.items()})

@@ -16,6 +16,7 @@ from scheduler_engine.events import FinishReason
 from scheduler_engine.plan import RowFailure
 from scheduler_engine.policy import PriorityClass, TenantClassPolicy
 from scheduler_engine.request import RequestId
+from tests.scheduler_engine.contents import SharingWorld, prefix
 from tests.scheduler_engine.world import World, policy
 
 TENANTS = ("Aurora", "Bulk", "Nova")
@@ -37,7 +38,7 @@ class Trouble(RuleBasedStateMachine):
         slow_link=st.booleans(),
     )
     def start(self, *, slow_link: bool, num_blocks: int, num_slots: int, token_budget: int, **fields: Any) -> None:
-        self.world = World(
+        self.world = SharingWorld(
             num_blocks,
             num_slots,
             token_budget,
@@ -57,13 +58,23 @@ class Trouble(RuleBasedStateMachine):
         hard_deadline_us=st.none() | st.integers(1, 400_000),
         max_queue_wait_us=st.none() | st.integers(0, 400_000),
         num_delivered=st.sampled_from([0, 0, 0, 5]),
+        text=st.sampled_from(["", "", "system", "story"]),
     )
     def submit(
-        self, *, priority_class: PriorityClass, prompt: int, output: int, count: int, num_delivered: int, **fields: Any
+        self,
+        *,
+        priority_class: PriorityClass,
+        prompt: int,
+        output: int,
+        count: int,
+        num_delivered: int,
+        text: str,
+        **fields: Any,
     ) -> None:
-        delivered = tuple(range(num_delivered))
+        fields["delivered_token_ids"] = tuple(range(num_delivered))
+        fields["prefix_keys"] = prefix(text, prompt // 16) if text else ()
         for _ in range(count):
-            self.world.submit(priority_class, prompt, output, delivered_token_ids=delivered, **fields)
+            self.world.submit(priority_class, prompt, output, **fields)
 
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
