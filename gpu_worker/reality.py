@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpu_worker.fitting import Load, StepModel, Weather, load_of
-from gpu_worker.record_log import Boot, Cancelled, Drained, Entry, Policy, Stepped, Submitted
+from gpu_worker.record_log import Boot, Cancelled, Closed, Entry, Input, Stepped, Submitted
 from gpu_worker.rerun import Listener, request_of, result_of
 from gpu_worker.tally import Tally
 from scheduler_engine.cost import CostConstants
@@ -18,11 +18,11 @@ _SIBLING_REFUSED = "sibling_refused"  # a cancel that another decision brought a
 
 
 @dataclass(frozen=True, slots=True)
-class Input:
+class Moment:
     """Something that came from outside, and when."""
 
     at_us: int
-    entry: Submitted | Cancelled | Policy | Drained
+    entry: Input
 
 
 class Reality(Listener):
@@ -30,7 +30,7 @@ class Reality(Listener):
 
     def __init__(self, cost: CostConstants, bytes_per_block: int) -> None:
         self.tally = Tally()
-        self.inputs: list[Input] = []
+        self.inputs: list[Moment] = []
         self.model = StepModel(cost, bytes_per_block)
         self.loads: list[Load] = []
         self.durations_us: list[int] = []
@@ -50,8 +50,8 @@ class Reality(Listener):
             self._now_us = max(self._now_us, entry.at_us)
         if isinstance(entry, Cancelled) and entry.reason == _SIBLING_REFUSED:
             return
-        if isinstance(entry, Submitted | Cancelled | Policy | Drained):
-            self.inputs.append(Input(self._now_us if not isinstance(entry, Submitted) else entry.at_us, entry))
+        if not isinstance(entry, Boot | Stepped | Closed):
+            self.inputs.append(Moment(entry.at_us if isinstance(entry, Submitted) else self._now_us, entry))
 
     def planned(self, plan: StepPlan, entry: Stepped) -> None:
         self._result = result_of(plan, entry)

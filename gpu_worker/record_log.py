@@ -14,6 +14,8 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from gpu_worker.prefix_names import Run
+
 MAGIC = b"rubato recorded log\n"
 FORMAT = 1
 SUFFIX = ".rlog"
@@ -46,13 +48,13 @@ class Boot(msgspec.Struct, array_like=True, tag="boot", frozen=True):
 
 
 class Submitted(msgspec.Struct, array_like=True, tag="submit", frozen=True):
-    """``fields`` of the Request that differ from its defaults, without token ids. ``token_ids`` only where asked."""
+    """``fields`` of the Request that differ from its defaults. No token ids; ``prefix_runs`` are its prefix keys."""
 
     at_us: int
     fields: dict[str, Any]
     num_prompt_tokens: int
     num_delivered_tokens: int = 0
-    token_ids: tuple[int, ...] | None = None
+    prefix_runs: tuple[Run, ...] = ()
 
 
 class Cancelled(msgspec.Struct, array_like=True, tag="cancel", frozen=True):
@@ -63,6 +65,14 @@ class Cancelled(msgspec.Struct, array_like=True, tag="cancel", frozen=True):
 
 class Policy(msgspec.Struct, array_like=True, tag="policy", frozen=True):
     policy: dict[str, Any]
+
+
+class ServedElsewhere(msgspec.Struct, array_like=True, tag="elsewhere", frozen=True):
+    """What other workers had charged to a tenant."""
+
+    priority_class: int
+    tenant_id: str
+    gpu_us: int
 
 
 class Drained(msgspec.Struct, array_like=True, tag="drain", frozen=True):
@@ -93,7 +103,8 @@ class Closed(msgspec.Struct, array_like=True, tag="closed", frozen=True):
     is_end: bool
 
 
-Entry = Boot | Submitted | Cancelled | Policy | Drained | Stepped | Closed
+Input = Submitted | Cancelled | Policy | ServedElsewhere | Drained
+Entry = Boot | Input | Stepped | Closed
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[Entry])

@@ -1,7 +1,7 @@
 """An engine that writes down all it is told, so that the same engine can be told it again.
 
 Knows the engine's verbs and what of their arguments decides; refuses to know files (``log_writer``). No token id is
-written: lengths decide, and which rows ended.
+written: lengths decide, which rows ended, and which prompts begin alike.
 """
 
 from __future__ import annotations
@@ -10,18 +10,19 @@ import contextlib
 import functools
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from gpu_worker import checkpoint
 from gpu_worker.log_writer import LogWriter
-from gpu_worker.record_log import Boot, Cancelled, Closed, Drained, Entry, Policy, Stepped, Submitted
+from gpu_worker.prefix_names import PrefixNames, runs_of
+from gpu_worker.record_log import Boot, Cancelled, Closed, Drained, Entry, Policy, ServedElsewhere, Stepped, Submitted
 from scheduler_engine.config import EngineConfig
 from scheduler_engine.cost import CostConstants
 from scheduler_engine.events import FinishReason, StepEvents
 from scheduler_engine.plan import StepPlan, StepResult
-from scheduler_engine.policy import PolicySnapshot, snapshot_to_dict
+from scheduler_engine.policy import PolicySnapshot, PriorityClass, snapshot_to_dict
 from scheduler_engine.request import Request, RequestId
 from scheduler_engine.scheduler import Scheduler
 
@@ -32,7 +33,7 @@ HOUR_S = 3_600
 _NO_LIMIT = 1 << 50
 LINK_BYTES = 4
 MOST_LIVE_AT_CHECKPOINT = 5_000  # more, and the pause for it would be felt: it waits for a calmer moment
-_NOT_WRITTEN = frozenset({"prompt_token_ids", "delivered_token_ids", "stop_token_ids", "sampling"})
+_NOT_WRITTEN = frozenset({"prompt_token_ids", "delivered_token_ids", "stop_token_ids", "sampling", "prefix_keys"})
 _WRITTEN = {field.name: field.default for field in fields(Request) if field.name not in _NOT_WRITTEN}
 
 
@@ -67,8 +68,7 @@ class RecordingScheduler(Scheduler):
         self._recording = Recording(self, config, policy, cost, origin, writer, most_file_bytes, unix_s)
 
     def submit(self, request: Request, now_us: int) -> None:
-        self._recording.add(_submitted(request, now_us))
-        super().submit(request, now_us)
+        super().submit(self._recording.submitted(request, now_us), now_us)
 
     def cancel(self, request_id: RequestId, reason: str, now_us: int) -> None:
         self._recording.add(Cancelled(now_us, request_id, reason))
@@ -77,6 +77,10 @@ class RecordingScheduler(Scheduler):
     def set_policy(self, policy: PolicySnapshot) -> None:
         self._recording.add(Policy(snapshot_to_dict(policy)))
         super().set_policy(policy)
+
+    def set_service_elsewhere(self, priority_class: PriorityClass, tenant_id: str, gpu_us: int) -> None:
+        self._recording.add(ServedElsewhere(priority_class, tenant_id, gpu_us))
+        super().set_service_elsewhere(priority_class, tenant_id, gpu_us)
 
     def drain(self) -> None:
         self._recording.add(Drained())
@@ -118,6 +122,7 @@ class Recording:
         self._entries: list[Entry] = []
         self._flushed_us = 0
         self._was_busy = False
+        self._prefixes = PrefixNames()
         self._plan: StepPlan | None = None
         self._planned_us = 0
         self._num_steps = 0
@@ -144,6 +149,20 @@ class Recording:
             **self._made_of,
         )
         self._writer.put(boot)
+
+    def submitted(self, request: Request, now_us: int) -> Request:
+        """The request as the engine shall see it, which is what a replay can show it again."""
+        names = self._prefixes.of(request.prefix_keys) if request.prefix_keys else []
+        self._entries.append(
+            Submitted(
+                now_us,
+                _fields(request),
+                len(request.prompt_token_ids),
+                len(request.delivered_token_ids),
+                runs_of(names),
+            )
+        )
+        return replace(request, prefix_keys=tuple(names)) if names else request
 
     def add(self, entry: Entry) -> None:
         self._entries.append(entry)
@@ -172,6 +191,8 @@ class Recording:
         self._was_busy = not plan.is_empty
         interval_us = FLUSH_US if self._was_busy else IDLE_FLUSH_US
         is_due = now_us - self._flushed_us >= interval_us or len(self._entries) >= FLUSH_ENTRIES
+        if self._prefixes.is_full:
+            self._prefixes.prune(self._engine.prefix_keys_in_use())
         if is_due or falls_idle:
             self._flush(now_us)
             if self._is_time_for_another_file():
@@ -196,10 +217,10 @@ class Recording:
         self._flush(self._flushed_us)
 
 
-def _submitted(request: Request, now_us: int) -> Submitted:
+def _fields(request: Request) -> dict[str, Any]:
+    """Those that are not as by default."""
     values = {name: getattr(request, name) for name in _WRITTEN}
-    written = {name: value for name, value in values.items() if _WRITTEN[name] is MISSING or value != _WRITTEN[name]}
-    return Submitted(now_us, written, len(request.prompt_token_ids), len(request.delivered_token_ids))
+    return {name: value for name, value in values.items() if _WRITTEN[name] is MISSING or value != _WRITTEN[name]}
 
 
 def _stopped_rows(plan: StepPlan, events: StepEvents) -> tuple[int, ...]:

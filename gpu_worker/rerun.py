@@ -11,15 +11,18 @@ from typing import Any, assert_never
 
 from gpu_worker import checkpoint
 from gpu_worker.checkpoint import CheckpointError
+from gpu_worker.prefix_names import names_of
 from gpu_worker.record_log import (
     Boot,
     Cancelled,
     Closed,
     Drained,
     Entry,
+    Input,
     LogError,
     LogFile,
     Policy,
+    ServedElsewhere,
     Stepped,
     Submitted,
 )
@@ -152,12 +155,13 @@ def request_of(entry: Submitted) -> Request:
             **fields,
             prompt_token_ids=range(entry.num_prompt_tokens),
             delivered_token_ids=(0,) * entry.num_delivered_tokens,
+            prefix_keys=tuple(names_of(entry.prefix_runs)),
         )
     except TypeError as error:
         raise LogError(f"a recorded request does not fit this engine: {error}") from error
 
 
-def tell(engine: Scheduler, entry: Submitted | Cancelled | Policy | Drained) -> None:
+def tell(engine: Scheduler, entry: Input) -> None:
     """One input."""
     match entry:
         case Submitted():
@@ -166,6 +170,8 @@ def tell(engine: Scheduler, entry: Submitted | Cancelled | Policy | Drained) -> 
             engine.cancel(RequestId(entry.request_id), entry.reason, entry.at_us)
         case Policy():
             engine.set_policy(policy_of(entry.policy))
+        case ServedElsewhere():
+            engine.set_service_elsewhere(PriorityClass(entry.priority_class), entry.tenant_id, entry.gpu_us)
         case Drained():
             engine.drain()
         case _:

@@ -68,6 +68,10 @@ class PrefixPool(BlockPool):
             if key is not None:
                 del self._block_of[key]
 
+    def keys(self) -> Iterable[bytes]:
+        """Prefixes that a request would find here."""
+        return self._block_of.keys()
+
     def num_unique(self, blocks: Sequence[int]) -> int:
         """How many of a request's blocks would come free if it gave them."""
         if not self.num_shared:

@@ -5,6 +5,8 @@ Pure and deterministic: the same inputs at the same times give the same plans.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from scheduler_engine import admission, books
 from scheduler_engine.budget import HoldAllowance, StepBudget
 from scheduler_engine.config import EngineConfig
@@ -160,6 +162,15 @@ class Scheduler:
     def num_live(self) -> int:
         """Requests that have been let in and have not ended."""
         return len(self._state.lives)
+
+    def prefix_keys_in_use(self) -> Iterator[bytes]:
+        """All that a later request's keys may be compared with. O(blocks + prompts)."""
+        yield from self._state.device.keys()
+        for live in self._state.lives.values():
+            yield from live.request.prefix_keys
+        for item in self._inputs:
+            if isinstance(item, Arrival):
+                yield from item.request.prefix_keys
 
     @property
     def digest(self) -> str:

@@ -50,21 +50,35 @@ class RandomRun:
         rng = self._random
         while rng.random() < 0.06:
             self._num_requests += 1
+            prompt_len = rng.randint(1, 400)
             request = Request(
                 request_id=RequestId(f"r{self._num_requests}"),
                 tenant_id=rng.choice(TENANTS),
                 priority_class=PriorityClass(rng.randrange(3)),
-                prompt_token_ids=range(rng.randint(1, 400)),
+                prompt_token_ids=range(prompt_len),
                 max_tokens=rng.randint(1, 150),
                 stop_token_ids=self._stop_token_ids,
                 reproducible=rng.random() < 0.1,
+                prefix_keys=self._prefix_keys(prompt_len),
                 max_queue_wait_us=rng.choice((None, None, 200_000, 2_000_000)),
                 hard_deadline_us=rng.choice((None, None, None, 500_000)),
             )
             self._open.append(request.request_id)
             self.engine.submit(request, self.now_us - rng.randrange(5_000))
+        if rng.random() < 0.002:
+            self.engine.set_service_elsewhere(
+                PriorityClass(rng.randrange(3)), rng.choice(TENANTS), rng.randrange(10**7)
+            )
         if self._open and rng.random() < 0.005:
             self.engine.cancel(rng.choice(self._open), "client", self.now_us)
+
+    def _prefix_keys(self, prompt_len: int) -> tuple[bytes, ...]:
+        """Half of the prompts begin as one of four others do, for some blocks."""
+        rng, num_blocks = self._random, prompt_len // CONFIG.block_size
+        num_shared = rng.randint(0, num_blocks) if rng.random() < 0.5 else 0
+        family = rng.randrange(4)
+        shared = [f"family {family}, block {i}".encode() for i in range(num_shared)]
+        return (*shared, *(f"request {self._num_requests}, block {i}".encode() for i in range(num_shared, num_blocks)))
 
     def _step(self, step: int) -> None:
         rng, plan = self._random, self.engine.plan_step(self.now_us)

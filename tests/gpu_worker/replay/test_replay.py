@@ -9,11 +9,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpu_worker import checkpoint, record_log
+from gpu_worker import checkpoint, prefix_names, record_log
 from gpu_worker.log_writer import LogWriter
+from gpu_worker.prefix_names import PrefixNames, names_of, runs_of
 from gpu_worker.record_log import Boot, Closed, Entry, LogError, LogFile, Stepped, Submitted, log_files
 from gpu_worker.recording import Origin, RecordingScheduler
-from gpu_worker.rerun import Diverged, entries_of, replay
+from gpu_worker.rerun import Diverged, Listener, entries_of, replay
+from scheduler_engine.events import StepEvents
+from scheduler_engine.plan import StepPlan
 from scheduler_engine.policy import PolicySnapshot
 from scheduler_engine.record import pack, unpack_all
 from scheduler_engine.scheduler import Scheduler
@@ -98,7 +101,8 @@ def test_a_log_replays_to_the_same_digest(tmp_path: Path) -> None:  # S164
 def test_no_token_id_is_in_a_log_and_lengths_are(log: Path) -> None:
     entries = list(entries_of([LogFile(log)]))
     submits = [entry for entry in entries if isinstance(entry, Submitted)]
-    assert all(entry.token_ids is None and "stop_token_ids" not in entry.fields for entry in submits)
+    assert all("stop_token_ids" not in entry.fields for entry in submits)
+    assert 1 < max(len(entry.prefix_runs) for entry in submits) < 6
     assert max(entry.num_prompt_tokens for entry in submits) > 300
 
 
@@ -140,6 +144,42 @@ def test_an_engine_with_another_rule_diverges_from_the_log(log: Path, tmp_path: 
     entries[0] = msgspec.structs.replace(boot, policy=policy)
     with pytest.raises(Diverged):
         replay([LogFile(rewrite(tmp_path / "other.rlog", entries))])
+
+
+class Hits(Listener):
+    """Prompt tokens that were found in the cache."""
+
+    def __init__(self) -> None:
+        self.num_tokens = 0
+
+    def applied(self, plan: StepPlan, events: StepEvents, entry: Stepped, engine: Scheduler) -> None:
+        self.num_tokens += sum(finished.cached_tokens for finished in events.finished)
+
+
+def test_prompts_that_begin_alike_find_each_other_again_without_a_token_of_them(log: Path) -> None:
+    hits = Hits()
+    replay([LogFile(log)], hits)
+    assert hits.num_tokens > 100
+
+
+def test_names_of_prefixes_are_forgotten_only_with_the_prefixes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefix_names, "_LEAST_TO_PRUNE", 100)
+    digest, _ = recorded(tmp_path, 8, 2_000, wall=Wall())
+    hits = Hits()
+    assert replay(log_files(tmp_path), hits).digest == digest
+    assert hits.num_tokens > 100
+
+
+def test_runs_name_what_they_were_made_of() -> None:
+    names = PrefixNames()
+    first, second = names.of([b"a", b"b", b"c"]), names.of([b"a", b"b", b"x", b"y"])
+    assert (runs_of(first), runs_of(second)) == (((0, 3),), ((0, 2), (3, 2)))
+    assert names_of(runs_of(second)) == second
+    names.prune(second)
+    assert names.of([b"b", b"c"]) == [second[1], (5).to_bytes(6, "big")]
+    assert (runs_of([]), names_of(())) == ((), [])
 
 
 # files
@@ -255,3 +295,17 @@ def test_a_million_random_steps_replay_to_the_same_digest(tmp_path: Path) -> Non
     digest, num_steps = recorded(tmp_path, 7, 1_000_000, limit_bytes=1 << 30, most_file_bytes=1 << 22)
     found = replay(log_files(tmp_path))
     assert (found.digest, found.num_steps) == (digest, num_steps)
+
+
+def test_whatever_an_engine_can_be_told_is_recorded() -> None:
+    looking_in = {
+        "charges_us",
+        "check_books",
+        "check_totals",
+        "explain",
+        "load",
+        "prefix_keys_in_use",
+        "waiting_services",
+    }
+    told = {name for name, value in vars(Scheduler).items() if callable(value) and not name.startswith("_")}
+    assert told - looking_in == set(vars(RecordingScheduler)) & told
