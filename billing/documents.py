@@ -40,16 +40,16 @@ def statement_csv(statement: Statement) -> str:
     writer = csv.writer(out)
     writer.writerow(["day", "kind", *_LINE, "reason"])
     for line in statement.lines:
-        writer.writerow([statement.day, "usage", *(_plain(line[name]) for name in _LINE), ""])
+        writer.writerow([statement.day, "usage", *(plain(line[name]) for name in _LINE), ""])
     for one in statement.corrections:
         amount = one["amount_micros"] if one["kind"] == "adjust" else -one["amount_micros"]
         blanks = [""] * (len(_LINE) - 1)
-        writer.writerow([statement.day, one["kind"], *blanks, amount, _plain(one["reason"])])
+        writer.writerow([statement.day, one["kind"], *blanks, amount, plain(one["reason"])])
     writer.writerow([statement.day, "total", *[""] * (len(_LINE) - 1), statement.total_micros, ""])
     return out.getvalue()
 
 
-def _plain(value: object) -> object:
+def plain(value: object) -> object:
     """A text that a spreadsheet would take for a formula is quoted away (CSV injection)."""
     if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
         return f"'{value}"
@@ -117,7 +117,7 @@ def usage_csv(operations: Iterable[UsageRequest]) -> Iterator[str]:
     """Header and one row an operation, as they come."""
     yield _csv_row(_USAGE)
     for operation in operations:
-        yield _csv_row([_plain(getattr(operation, name)) for name in _USAGE])
+        yield _csv_row([plain(getattr(operation, name)) for name in _USAGE])
 
 
 def _csv_row(values: Iterable[object]) -> str:

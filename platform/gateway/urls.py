@@ -9,6 +9,7 @@ admin.site.index_title = "Tenants, policy and books"
 urlpatterns = [
     path("admin/", admin.site.urls),
     path("v1/organization/", include("gateway.management_api.urls")),
+    path("account/", include("allauth.urls")),
     path("", include("gateway.console.urls")),
 ]
 

@@ -106,7 +106,8 @@ class House:
 
 
 @pytest.fixture
-def houses(transactional_db: None) -> dict[str, House]:
+def houses(transactional_db: None, settings: Any) -> dict[str, House]:
+    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
     version = billing_services.set_prices(actor="tests", prices=PRICES).version
     return {slug: House(slug, version) for slug in ("aurora", "stranger")}
 

@@ -1,13 +1,33 @@
 """Where the pages for people are."""
 
 from django.templatetags.static import static
-from django.urls import path
+from django.urls import path, re_path
 from django.views.generic import RedirectView
 
 from gateway.console import views
+from gateway.console.pages import entrance, keys, money, people, start
 
 urlpatterns = [
     path("", views.front, name="front"),
     path("operator/live", views.live, name="live"),
+    path("console/", entrance.home, name="console-home"),
+    path("invitation/<str:token>", entrance.invitation, name="console-invitation"),
+    path("console/<slug:slug>/", start.start, name="console"),
+    path("console/<slug:slug>/keys", keys.keys, name="console-keys"),
+    path("console/<slug:slug>/keys/<uuid:key_id>/rotate", keys.rotate, name="console-rotate"),
+    path("console/<slug:slug>/keys/<uuid:key_id>/revoke", keys.revoke, name="console-revoke"),
+    path("console/<slug:slug>/projects", keys.projects, name="console-projects"),
+    path("console/<slug:slug>/usage", money.usage, name="console-usage"),
+    path("console/<slug:slug>/statements", money.statement_list, name="console-statements"),
+    re_path(
+        r"^console/(?P<slug>[-a-z0-9]+)/statements/(?P<statement_id>[-0-9a-f]{36})\.(?P<kind>csv|pdf)$",
+        money.statement_file,
+        name="console-statement",
+    ),
+    path("console/<slug:slug>/members", people.people, name="console-people"),
+    path("console/<slug:slug>/members/<uuid:member_id>/role", people.change_role, name="console-role"),
+    path("console/<slug:slug>/members/<uuid:member_id>/remove", people.remove, name="console-remove"),
+    path("console/<slug:slug>/invitations/<uuid:invitation_id>", people.take_back, name="console-take-back"),
+    path("console/<slug:slug>/trail", people.trail, name="console-trail"),
     path("favicon.ico", RedirectView.as_view(url=static("console/mark.svg"))),  # browsers ask for it on admin pages
 ]

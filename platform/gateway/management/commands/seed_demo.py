@@ -8,7 +8,7 @@ import hmac
 import json
 import secrets
 from argparse import ArgumentParser
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,13 @@ from billing import selectors as billing_selectors
 from billing import services as billing_services
 from billing.pricing import TokenPrices
 from scheduler_engine.policy import PriorityClass, TenantClassPolicy, cpu_classes, gpu_classes
-from tenants import api_keys, selectors, services
+from tenants import api_keys, members, selectors, services
 from tenants.models import ApiKey, Project, Tenant
+from tenants.roles import Role
 
 ACTOR = "seed_demo"
 ADMIN = "admin"
+ADMIN_EMAIL = "admin@rubato.example"
 MODEL = "smollm2-135m-instruct"
 KEY_NAME = "demo"
 
@@ -93,6 +95,7 @@ class Command(BaseCommand):
             projects = {demo.slug: _project(demo) for demo in TENANTS}
             keys = {slug: _key(project, known.get(slug), renew) for slug, project in projects.items()}
             password = _admin_password(known.get(ADMIN), renew)
+            _own([project.tenant for project in projects.values()])
         services.publish_policy()
         found = {"keys": keys, "admin": {"username": ADMIN, "password": password}}
         self.stdout.write(json.dumps(found) if options["json"] else _table(keys, password))
@@ -182,6 +185,14 @@ def _admin_password(known: str | None, renew: bool) -> str | None:
     user.set_password(password)
     user.save(update_fields=["password"])
     return password
+
+
+def _own(tenants: Iterable[Tenant]) -> None:
+    """The admin is an owner of every demo tenant, so that the console can be seen."""
+    user = get_user_model().objects.get(username=ADMIN)
+    for tenant in tenants:
+        if members.role_in(user, tenant.id) is None:
+            members.add_member(actor=ACTOR, tenant=tenant, user=user, email=ADMIN_EMAIL, role=Role.OWNER)
 
 
 def _table(keys: Mapping[str, str | None], password: str | None) -> str:

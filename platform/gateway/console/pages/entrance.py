@@ -1,0 +1,87 @@
+"""Which tenant, and how one becomes a member: the list of one's tenants, and the page behind an invitation's link."""
+
+from __future__ import annotations
+
+from django import forms
+from django.contrib import messages
+from django.contrib.auth import get_user_model, login
+from django.contrib.auth.decorators import login_required
+from django.contrib.auth.password_validation import validate_password
+from django.core.exceptions import ValidationError
+from django.db import transaction
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_http_methods, require_safe
+
+from tenants import members
+from tenants.models import Invitation, Membership
+
+BACKEND = "django.contrib.auth.backends.ModelBackend"
+
+
+@require_safe
+@login_required
+def home(request: HttpRequest) -> HttpResponse:
+    """Straight to the only tenant, or a choice."""
+    mine = Membership.objects.select_related("tenant").filter(user_id=request.user.pk or 0, tenant__is_active=True)
+    found = list(mine.order_by("tenant__name"))
+    if len(found) == 1:
+        return redirect("console", slug=found[0].tenant.slug)
+    return render(request, "console/home.html", {"memberships": found})
+
+
+class NewPerson(forms.Form):
+    """A person who has no account yet; the address is the invitation's."""
+
+    username = forms.CharField(max_length=150)
+    password = forms.CharField(
+        widget=forms.PasswordInput, help_text="at least eight characters, and none of the common ones"
+    )
+
+    def clean_username(self) -> str:
+        username = str(self.cleaned_data["username"])
+        if get_user_model().objects.filter(username__iexact=username).exists():
+            raise ValidationError("this name is taken; if it is yours, sign in first and open the link again")
+        get_user_model().username_validator(username)
+        return username
+
+    def clean_password(self) -> str:
+        password = str(self.cleaned_data["password"])
+        validate_password(password)
+        return password
+
+
+@never_cache
+@require_http_methods(["GET", "POST"])
+def invitation(request: HttpRequest, token: str) -> HttpResponse:
+    """Joins a signed-in reader; makes an account for anybody else."""
+    offer = members.find_invitation(token)
+    if offer is None:
+        return render(request, "console/invitation_ended.html", status=404)
+    if request.user.is_authenticated:
+        return _join(request, offer, token) if request.method == "POST" else _offer(request, offer, None)
+    form = NewPerson(request.POST if request.method == "POST" else None)
+    if request.method == "POST" and form.is_valid():
+        with transaction.atomic():
+            user = get_user_model().objects.create_user(
+                username=form.cleaned_data["username"], email=offer.email, password=form.cleaned_data["password"]
+            )
+        login(request, user, backend=BACKEND)
+        return _join(request, offer, token)
+    return _offer(request, offer, form)
+
+
+def _offer(request: HttpRequest, offer: Invitation, form: NewPerson | None) -> HttpResponse:
+    return render(request, "console/invitation.html", {"offer": offer, "form": form})
+
+
+def _join(request: HttpRequest, offer: Invitation, token: str) -> HttpResponse:
+    assert request.user.is_authenticated
+    try:
+        members.accept(token=token, user=request.user)
+    except ValidationError as refusal:
+        messages.error(request, " ".join(refusal.messages))
+        return redirect("console-home")
+    messages.success(request, f"You belong to {offer.tenant.name} now, as {offer.role}.")
+    return redirect("console", slug=offer.tenant.slug)

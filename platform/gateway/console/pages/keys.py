@@ -1,0 +1,135 @@
+"""API keys of a tenant: made and shown once, rotated with a grace, revoked; and the projects they belong to."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import timedelta
+from typing import Any
+
+from django import forms
+from django.conf import settings
+from django.contrib import messages
+from django.core.exceptions import ValidationError
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.utils import timezone
+from django.views.decorators.cache import never_cache
+
+from gateway.console.pages.membership import Member, page
+from scheduler_engine.policy import PriorityClass
+from tenants import services
+from tenants.models import CLASS_CHOICES, ROLE_CHOICES, ApiKey, Project
+from tenants.roles import CAPABILITIES, Capability, Role
+
+GRACES = [("0", "none: the old secret ends now"), ("3600", "an hour"), ("86400", "a day"), ("604800", "a week")]
+
+
+class NewKey(forms.Form):
+    name = forms.CharField(max_length=120, help_text="what will use it: shown in usage and on the trail")
+    project = forms.ModelChoiceField(Project.objects.none(), empty_label=None)
+    role = forms.ChoiceField(
+        choices=[("", "inference")],
+        required=False,
+        label="opens",
+        help_text="inference, or the management API with the rights of a role",
+    )
+    days = forms.IntegerField(
+        min_value=1, max_value=3_650, required=False, label="ends after (days)", help_text="empty = never"
+    )
+
+    def __init__(self, me: Member, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        project, role = self.fields["project"], self.fields["role"]
+        assert isinstance(project, forms.ModelChoiceField)
+        assert isinstance(role, forms.ChoiceField)
+        project.queryset = Project.objects.order_by("name")
+        mine = CAPABILITIES[me.role]
+        less = [
+            (value, f"management, as {label}") for value, label in ROLE_CHOICES if CAPABILITIES[Role(value)] <= mine
+        ]
+        role.choices = [("", "inference"), *less]
+
+
+class NewProject(forms.Form):
+    name = forms.CharField(max_length=120)
+    default_class = forms.ChoiceField(
+        choices=CLASS_CHOICES, initial="default", help_text="used when a call names no tier"
+    )
+
+
+class Rotation(forms.Form):
+    grace = forms.ChoiceField(choices=GRACES, initial="86400", label="the old secret goes on for")
+
+
+@never_cache
+@page(Capability.SEE_USAGE, to_change=Capability.MANAGE_KEYS)
+def keys(request: HttpRequest, me: Member) -> HttpResponse:
+    """The list, and the form that makes one."""
+    form = NewKey(me, request.POST if request.method == "POST" else None)
+    if request.method == "POST" and form.is_valid():
+        days = form.cleaned_data["days"]
+        issued = services.issue_key(
+            actor=me.actor,
+            project=form.cleaned_data["project"],
+            name=form.cleaned_data["name"],
+            env=settings.RUBATO_KEY_ENVIRONMENT,
+            expires_at=timezone.now() + timedelta(days=days) if days else None,
+            role=Role(form.cleaned_data["role"]) if form.cleaned_data["role"] else None,
+        )
+        return _show_once(request, me, issued, "made")
+    found = ApiKey.objects.select_related("project").order_by("revoked_at", "-created_at")
+    return render(request, "console/keys.html", {"me": me, "keys": found, "form": form, "now": timezone.now()})
+
+
+@never_cache
+@page(Capability.MANAGE_KEYS)
+def rotate(request: HttpRequest, me: Member, key_id: uuid.UUID) -> HttpResponse:
+    """Asks for the grace, then shows the new secret once."""
+    key = get_object_or_404(ApiKey, id=key_id)
+    form = Rotation(request.POST if request.method == "POST" else None)
+    if request.method == "POST" and form.is_valid():
+        grace = timedelta(seconds=int(form.cleaned_data["grace"]))
+        try:
+            issued = services.rotate_key(
+                actor=me.actor, key_id=key.id, env=settings.RUBATO_KEY_ENVIRONMENT, grace=grace
+            )
+        except ValidationError as refusal:
+            messages.error(request, " ".join(refusal.messages))
+            return redirect("console-keys", slug=me.tenant.slug)
+        return _show_once(request, me, issued, "rotated")
+    return render(request, "console/rotate.html", {"me": me, "key": key, "form": form})
+
+
+@page(Capability.MANAGE_KEYS)
+def revoke(request: HttpRequest, me: Member, key_id: uuid.UUID) -> HttpResponse:
+    """Asks, then ends the key for good."""
+    key = get_object_or_404(ApiKey, id=key_id)
+    if request.method != "POST":
+        return render(request, "console/revoke.html", {"me": me, "key": key})
+    ended = services.revoke_key(actor=me.actor, key_id=key.id)
+    words = f"{key.name} opens nothing from now on." if ended else f"{key.name} had ended before."
+    messages.success(request, words)
+    return redirect("console-keys", slug=me.tenant.slug)
+
+
+@page(Capability.SEE_USAGE, to_change=Capability.MANAGE_PROJECTS)
+def projects(request: HttpRequest, me: Member) -> HttpResponse:
+    """The list, and the form that makes one."""
+    form = NewProject(request.POST if request.method == "POST" else None)
+    if request.method == "POST" and form.is_valid():
+        label = PriorityClass.from_label(form.cleaned_data["default_class"])
+        try:
+            services.create_project(
+                actor=me.actor, tenant=me.tenant, name=form.cleaned_data["name"], default_class=label
+            )
+        except ValidationError as refusal:
+            form.add_error("name", refusal.messages)
+        else:
+            messages.success(request, f"Project {form.cleaned_data['name']} is there.")
+            return redirect("console-projects", slug=me.tenant.slug)
+    found = Project.objects.order_by("name")
+    return render(request, "console/projects.html", {"me": me, "projects": found, "form": form})
+
+
+def _show_once(request: HttpRequest, me: Member, issued: services.IssuedKey, what: str) -> HttpResponse:
+    return render(request, "console/key_once.html", {"me": me, "issued": issued, "what": what})

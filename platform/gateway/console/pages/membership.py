@@ -1,0 +1,76 @@
+"""The way into a tenant's pages: a signed-in member, a role, the wall. Refuses to say that a foreign tenant exists."""
+
+from __future__ import annotations
+
+import functools
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Concatenate
+
+from django.contrib.auth.decorators import login_required
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import render
+
+from tenants import audit, isolation
+from tenants.models import Membership, Tenant
+from tenants.roles import Capability, Role, may
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """Who looks at a tenant's page. Always: a member of it, standing inside its wall."""
+
+    tenant: Tenant
+    role: Role
+    actor: str
+    member_id: uuid.UUID
+
+    def may(self, capability: Capability) -> bool:
+        return may(self.role, capability)
+
+    @property
+    def abilities(self) -> dict[str, bool]:
+        """For templates: ``me.abilities.MANAGE_KEYS``."""
+        return {capability.name: self.may(capability) for capability in Capability}
+
+
+View = Callable[Concatenate[HttpRequest, Member, ...], HttpResponse]
+
+
+def page(
+    capability: Capability, *, to_change: Capability | None = None
+) -> Callable[[View], Callable[..., HttpResponse]]:
+    """A page of a tenant. ``capability`` opens it; a POST needs ``to_change`` (else ``capability``) too.
+
+    Who is no member gets the 404 of a tenant that does not exist; who may not gets a page that names the role.
+    """
+
+    def decorate(view: View) -> Callable[..., HttpResponse]:
+        @functools.wraps(view)
+        @login_required
+        def inside(request: HttpRequest, slug: str, *args: Any, **kwargs: Any) -> HttpResponse:
+            me = _member(request, slug)
+            needed = (to_change or capability) if request.method == "POST" else capability
+            with isolation.tenant(me.tenant.id), audit.request(f"req_{uuid.uuid4().hex}", _reason(request)):
+                if not me.may(needed):
+                    return render(request, "console/forbidden.html", {"me": me, "needed": needed.value}, status=403)
+                return view(request, me, *args, **kwargs)
+
+        return inside
+
+    return decorate
+
+
+def _member(request: HttpRequest, slug: str) -> Member:
+    found = Membership.objects.select_related("tenant").filter(
+        user_id=request.user.pk or 0, tenant__slug=slug, tenant__is_active=True
+    )
+    membership = found.first()
+    if membership is None:
+        raise Http404("There is no such page.")
+    return Member(membership.tenant, Role(membership.role), request.user.get_username(), membership.id)
+
+
+def _reason(request: HttpRequest) -> str:
+    return request.POST.get("reason", "")[:1_000] if request.method == "POST" else ""

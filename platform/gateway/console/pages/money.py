@@ -1,0 +1,150 @@
+"""What a tenant used and owes: by class, model, key, project and time; quotas beside it; statements and their files."""
+
+from __future__ import annotations
+
+import csv
+import io
+import uuid
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, render
+from django.utils import timezone
+
+from billing import documents
+from billing.models import Statement
+from billing.usage import Group, Sums, Width, buckets
+from gateway.console.pages.membership import Member, page
+from tenants.isolation import ALIAS
+from tenants.models import ApiKey, Project, QuotaPolicy
+from tenants.roles import Capability
+
+GROUPS = {"class": Group.CLASS, "model": Group.MODEL, "project": Group.PROJECT, "key": Group.KEY}
+SPANS = {
+    "day": (Width.HOUR, timedelta(days=1)),
+    "week": (Width.HOUR, timedelta(days=7)),
+    "quarter": (Width.DAY, timedelta(days=90)),
+}
+_FIELDS = ("num_requests", "prompt_tokens", "cached_tokens", "output_tokens", "cost_micros")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One group of one bucket, or of the whole span."""
+
+    name: str
+    num_requests: int
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    cost_micros: int
+
+    @property
+    def cost(self) -> str:
+        return documents.money(self.cost_micros)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One bucket as a bar: tokens, and the height of the bar in thousandths of the tallest."""
+
+    starts_at: datetime
+    tokens: int
+    height: int
+
+
+@page(Capability.SEE_USAGE)
+def usage(request: HttpRequest, me: Member) -> HttpResponse:
+    """Bars over time, a table by group, the quotas; ``?format=csv`` is the table of every bucket."""
+    span = request.GET.get("span", "week")
+    by = request.GET.get("by", "class")
+    if span not in SPANS or by not in GROUPS:
+        raise Http404("There is no such view of usage.")
+    width, length = SPANS[span]
+    now = timezone.now()
+    found = buckets(
+        tenant_id=me.tenant.id,
+        starts_at=now - length + width.length,
+        ends_at=now,
+        width=width,
+        groups=[GROUPS[by]],
+        using=ALIAS,
+    )
+    names, column = _names(by), GROUPS[by].value
+    if request.GET.get("format") == "csv":
+        rows = [(one.starts_at.isoformat(), _row(names, column, sums)) for one in found for sums in one.sums]
+        return _csv(by, rows, me.may(Capability.SEE_MONEY))
+    totals: dict[str, list[int]] = {}
+    for one in found:
+        for sums in one.sums:
+            row = _row(names, column, sums)
+            total = totals.setdefault(row.name, [0] * len(_FIELDS))
+            for index, field in enumerate(_FIELDS):
+                total[index] += getattr(row, field)
+    context = {
+        "me": me,
+        "span": span,
+        "spans": list(SPANS),
+        "by": by,
+        "groups": list(GROUPS),
+        "columns": _columns(
+            [(one.starts_at, sum(s.prompt_tokens + s.output_tokens for s in one.sums)) for one in found]
+        ),
+        "rows": [Row(name, *values) for name, values in sorted(totals.items())],
+        "whole": Row("all", *(sum(values[index] for values in totals.values()) for index in range(len(_FIELDS)))),
+        "quotas": QuotaPolicy.objects.order_by("priority_class"),
+        "zone": ZoneInfo(me.tenant.timezone),
+    }
+    return render(request, "console/usage.html", context)
+
+
+@page(Capability.SEE_MONEY)
+def statement_list(request: HttpRequest, me: Member) -> HttpResponse:
+    """Closed days, newest first."""
+    found = [(one, documents.money(one.total_micros)) for one in Statement.objects.order_by("-day")[:366]]
+    return render(request, "console/statements.html", {"me": me, "statements": found})
+
+
+@page(Capability.SEE_MONEY)
+def statement_file(request: HttpRequest, me: Member, statement_id: uuid.UUID, kind: str) -> HttpResponse:
+    """As ``csv`` or ``pdf``."""
+    statement = get_object_or_404(Statement, id=statement_id)
+    if kind == "csv":
+        body, content_type = documents.statement_csv(statement).encode(), "text/csv; charset=utf-8"
+    else:
+        body, content_type = documents.statement_pdf(statement, tenant_name=me.tenant.name), "application/pdf"
+    name = f'attachment; filename="statement-{statement.day}.{kind}"'
+    return HttpResponse(body, content_type=content_type, headers={"Content-Disposition": name})
+
+
+def _names(by: str) -> dict[str, str]:
+    """What ids are called."""
+    if by == "project":
+        return {str(key): name for key, name in Project.objects.values_list("id", "name")}
+    if by == "key":
+        return {str(row.id): f"{row.name} …{row.last4}" for row in ApiKey.objects.all()}
+    return {}
+
+
+def _row(names: dict[str, str], column: str, sums: Sums) -> Row:
+    value = str(sums.group.get(column) or "")
+    return Row(names.get(value, value) or "unknown", *(getattr(sums, field) for field in _FIELDS))
+
+
+def _columns(values: list[tuple[datetime, int]]) -> list[Column]:
+    tallest = max((tokens for _, tokens in values), default=0) or 1
+    return [Column(starts_at, tokens, tokens * 1_000 // tallest) for starts_at, tokens in values]
+
+
+def _csv(by: str, rows: list[tuple[str, Row]], with_money: bool) -> HttpResponse:
+    fields = _FIELDS if with_money else _FIELDS[:-1]
+    out = io.StringIO()
+    writer: Any = csv.writer(out)
+    writer.writerow(["starts_at", by, *fields])
+    for starts_at, row in rows:
+        writer.writerow([starts_at, documents.plain(row.name), *(getattr(row, field) for field in fields)])
+    headers = {"Content-Disposition": f'attachment; filename="usage-by-{by}.csv"'}
+    return HttpResponse(out.getvalue(), content_type="text/csv; charset=utf-8", headers=headers)

@@ -1,0 +1,23 @@
+"""The first page of a tenant: what to call, with which key, and how much is left."""
+
+from __future__ import annotations
+
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+
+from gateway.console.pages.membership import Member, page
+from tenants.models import ApiKey, QuotaPolicy
+from tenants.roles import Capability
+
+
+@page(Capability.SEE_USAGE)
+def start(request: HttpRequest, me: Member) -> HttpResponse:
+    """The reader's own base URL and key name in curl, Python and JavaScript."""
+    newest = ApiKey.objects.filter(revoked_at=None, role="").order_by("-created_at").first()
+    context = {
+        "me": me,
+        "base_url": request.build_absolute_uri("/v1"),
+        "key": newest,
+        "quotas": QuotaPolicy.objects.order_by("priority_class"),
+    }
+    return render(request, "console/start.html", context)
