@@ -130,41 +130,39 @@ def cut_to_candidates(scores: Tensor, parameters: Sequence[SamplingParameters]) 
     Each rule keeps a prefix of the row sorted downwards, so its smallest kept score is a threshold; ties with it stay.
     """
     rows = [index for index, p in enumerate(parameters) if p.top_k > 0 or p.top_p < 1.0 or p.min_p > 0.0]
-    if not rows:
-        return
-    chosen, vocab_size = [parameters[index] for index in rows], scores.shape[1]
-    cut = scores[rows]
-    first = FIRST_CANDIDATES if any(p.top_p < 1.0 for p in chosen) else 1
-    for wanted in (first, MORE_CANDIDATES, vocab_size):
-        num_sorted = min(max(wanted, *(p.top_k for p in chosen)), vocab_size)
-        threshold = _threshold(cut, chosen, num_sorted)
-        if threshold is not None:
-            break
-    else:
-        raise AssertionError("a whole row holds all of its probability")
-    scores[rows] = cut.masked_fill_(cut < threshold[:, None], -torch.inf)
+    for first in (FIRST_CANDIDATES, MORE_CANDIDATES, scores.shape[1]):  # a flat row needs more for its top_p
+        if not rows:
+            return
+        part = scores if len(rows) == scores.shape[0] else scores[rows]
+        thresholds, is_enough = _thresholds(part, [parameters[index] for index in rows], first)
+        for index, threshold, enough in zip(rows, thresholds, is_enough, strict=True):
+            if enough:
+                scores[index].masked_fill_(scores[index] < threshold, -torch.inf)
+        rows = [index for index, enough in zip(rows, is_enough, strict=True) if not enough]
 
 
-def _threshold(scores: Tensor, parameters: Sequence[SamplingParameters], num_sorted: int) -> Tensor | None:
-    """The smallest score that stays, per row [R]; None when ``num_sorted`` candidates hold too little for a top_p."""
-    vocab_size = scores.shape[1]
-    best = scores.topk(num_sorted, dim=1).values
-    device = scores.device
-    floor = best[:, 0] + torch.tensor(
-        [math.log(p.min_p) if p.min_p > 0 else -math.inf for p in parameters], device=device
-    )
+def _thresholds(scores: Tensor, parameters: Sequence[SamplingParameters], first: int) -> tuple[Tensor, list[bool]]:
+    """The smallest score that stays, per row [R], and whether ``first`` candidates were enough to find it."""
+    device, vocab_size = scores.device, scores.shape[1]
+    nucleus = any(p.top_p < 1.0 for p in parameters)
+    num_sorted = min(max(first if nucleus else 1, *(p.top_k for p in parameters)), vocab_size)
+    best = scores.topk(num_sorted, dim=1).values if num_sorted > 1 else scores.max(dim=1, keepdim=True).values
+    log_min_p = [math.log(p.min_p) if p.min_p > 0 else -math.inf for p in parameters]
+    threshold = best[:, 0] + torch.tensor(log_min_p, device=device)
     top_k = torch.tensor([min(p.top_k, vocab_size) for p in parameters], device=device)[:, None]
-    top_p = torch.tensor([p.top_p for p in parameters], device=device)[:, None]
     smallest_of_k = torch.where(top_k > 0, best.gather(1, (top_k - 1).clamp_(min=0)), -torch.inf)
+    threshold = torch.maximum(threshold, smallest_of_k[:, 0])
+    if not nucleus:
+        return threshold, [True] * len(parameters)
+    top_p = torch.tensor([p.top_p for p in parameters], device=device)[:, None]
     kept = best.masked_fill((top_k > 0) & (torch.arange(num_sorted, device=device) >= top_k), -torch.inf)
     total = torch.where(top_k > 0, kept.logsumexp(dim=1, keepdim=True), scores.logsumexp(dim=1, keepdim=True))
     probabilities = (kept - total).exp_()
     stays = probabilities.cumsum(dim=1) - probabilities < top_p
-    if num_sorted < vocab_size and bool((stays[:, -1:] & (top_p < 1.0) & (top_k == 0)).any()):
-        return None
     last_of_p = (stays.sum(dim=1, keepdim=True) - 1).clamp_(min=0)
     smallest_of_p = torch.where(top_p < 1.0, kept.gather(1, last_of_p), -torch.inf)
-    return torch.maximum(torch.maximum(smallest_of_k, smallest_of_p)[:, 0], floor)
+    lacks_some = stays[:, -1:] & (top_p < 1.0) & (top_k == 0) if num_sorted < vocab_size else torch.zeros_like(top_k)
+    return torch.maximum(threshold, smallest_of_p[:, 0]), (lacks_some[:, 0] == 0).tolist()
 
 
 def _bend(row: Tensor, draw: Draw) -> None:

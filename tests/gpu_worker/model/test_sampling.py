@@ -116,6 +116,22 @@ def test_a_flat_row_needs_more_candidates_than_are_sorted_at_first(monkeypatch: 
     assert scores.isfinite().sum() == 50
 
 
+def test_a_flat_row_beside_sharp_ones_changes_none_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "FIRST_CANDIDATES", 4)
+    monkeypatch.setattr(sampling, "MORE_CANDIDATES", 8)
+    sharp, middling, flat = torch.zeros(100), torch.zeros(100), torch.linspace(0.0, 1e-3, 100)
+    sharp[7], middling[:6] = 20.0, 20.0
+    parameters = SamplingParameters(top_p=0.9)
+    together = torch.stack([flat, sharp, torch.zeros(100), middling])
+    cut_to_candidates(together, [parameters, parameters, SamplingParameters(), parameters])
+    for place, row, num_kept in ((0, flat, 90), (1, sharp, 1), (3, middling, 6)):
+        alone = row[None].clone()
+        cut_to_candidates(alone, [parameters])
+        assert torch.equal(together[place], alone[0])
+        assert alone.isfinite().sum() == num_kept
+    assert together[2].isfinite().all()
+
+
 def test_presence_and_frequency_penalties_count_the_output() -> None:
     parameters = SamplingParameters(temperature=0.0, presence_penalty=0.5, frequency_penalty=0.25)
     logits = torch.tensor([[2.0, 1.2, 1.0, 0.0]])
