@@ -246,6 +246,14 @@ def test_signing_in_takes_a_name_or_an_address(house: House) -> None:
         assert answer["Location"] == "/console/"
 
 
+def test_the_trail_says_what_happened_in_words(house: House) -> None:
+    owner = house.people[Role.OWNER]
+    owner.post(house.at("keys/{key}/rotate"), {"grace": "3600"})
+    owner.post(house.at("keys/{key}/revoke"))
+    page = text_of(owner.get(house.at("trail")))
+    assert page.index("key revoked") < page.index("key rotated") < page.index("key made")
+
+
 def test_names_are_text_and_never_markup(house: House) -> None:
     services.create_project(actor="tests", tenant=house.tenant, name="<script>alert(1)</script>")
     page = text_of(house.people[Role.OWNER].get(house.at("projects")))

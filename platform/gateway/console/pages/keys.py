@@ -43,6 +43,7 @@ class NewKey(forms.Form):
         assert isinstance(project, forms.ModelChoiceField)
         assert isinstance(role, forms.ChoiceField)
         project.queryset = Project.objects.order_by("name")
+        project.label_from_instance = lambda row: row.name  # type: ignore[method-assign]
         mine = CAPABILITIES[me.role]
         less = [
             (value, f"management, as {label}") for value, label in ROLE_CHOICES if CAPABILITIES[Role(value)] <= mine

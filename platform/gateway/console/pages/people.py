@@ -18,6 +18,8 @@ from tenants.models import ROLE_CHOICES, AuditEvent, Invitation, Membership
 from tenants.roles import Capability, Role
 
 EVENTS_A_PAGE = 50
+_ACTIONS = {"insert": "made", "update": "changed", "delete": "removed"}
+_OBJECTS = {"apikey": "key", "quotapolicy": "quota", "membership": "member"}
 
 
 class Offer(forms.Form):
@@ -49,6 +51,19 @@ def people(request: HttpRequest, me: Member) -> HttpResponse:
         "roles": [value for value, _ in ROLE_CHOICES],
     }
     return render(request, "console/people.html", context)
+
+
+def _in_words(event: AuditEvent) -> str:
+    """ "key rotated" rather than the row's table and columns."""
+    name = _OBJECTS.get(event.object_type, event.object_type)
+    changed = event.after or {}
+    if event.action == "update" and "revoked_at" in changed:
+        return f"{name} revoked"
+    if event.action == "update" and "rotated_at" in changed:
+        return f"{name} rotated"
+    if event.action == "update" and "ended_at" in changed:
+        return f"{name} ended"
+    return f"{name} {_ACTIONS[event.action]}"
 
 
 def _invite(request: HttpRequest, me: Member, form: Offer, role: Role) -> str:
@@ -112,5 +127,7 @@ def trail(request: HttpRequest, me: Member) -> HttpResponse:
         events = events.filter(id__lt=int(before))
     found = list(events[: EVENTS_A_PAGE + 1])
     shown = found[:EVENTS_A_PAGE]
+    for event in shown:
+        event.what = _in_words(event)  # type: ignore[attr-defined]  # for the template alone
     older = shown[-1].id if len(found) > EVENTS_A_PAGE else None
     return render(request, "console/trail.html", {"me": me, "events": shown, "older": older})
