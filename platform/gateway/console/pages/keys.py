@@ -24,9 +24,16 @@ from tenants.roles import CAPABILITIES, Capability, Role
 GRACES = [("0", "none: the old secret ends now"), ("3600", "an hour"), ("86400", "a day"), ("604800", "a week")]
 
 
+class ByName(forms.ModelChoiceField):
+    """A choice of projects, called by their names alone."""
+
+    def label_from_instance(self, obj: Any) -> str:
+        return str(obj.name)
+
+
 class NewKey(forms.Form):
     name = forms.CharField(max_length=120, help_text="what will use it: shown in usage and on the trail")
-    project = forms.ModelChoiceField(Project.objects.none(), empty_label=None)
+    project = ByName(Project.objects.none(), empty_label=None)
     role = forms.ChoiceField(
         choices=[("", "inference")],
         required=False,
@@ -43,7 +50,6 @@ class NewKey(forms.Form):
         assert isinstance(project, forms.ModelChoiceField)
         assert isinstance(role, forms.ChoiceField)
         project.queryset = Project.objects.order_by("name")
-        project.label_from_instance = lambda row: row.name  # type: ignore[method-assign]
         mine = CAPABILITIES[me.role]
         less = [
             (value, f"management, as {label}") for value, label in ROLE_CHOICES if CAPABILITIES[Role(value)] <= mine
