@@ -24,7 +24,7 @@ from tenants.roles import CAPABILITIES, Capability, Role
 GRACES = [("0", "none: the old secret ends now"), ("3600", "an hour"), ("86400", "a day"), ("604800", "a week")]
 
 
-class ByName(forms.ModelChoiceField):
+class ByName(forms.ModelChoiceField):  # type: ignore[type-arg]
     """A choice of projects, called by their names alone."""
 
     def label_from_instance(self, obj: Any) -> str:
