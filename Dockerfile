@@ -17,7 +17,7 @@ RUN set -eu; pip="/venv/bin/pip install --no-cache-dir --constraint constraints.
     $pip --editable ".[$EXTRAS]"
 
 FROM python:3.12-slim
-RUN useradd --create-home --uid 10001 rubato && mkdir /data && chown rubato /data
+RUN useradd --create-home --uid 10001 rubato && mkdir -p /data/files && chown -R rubato /data
 COPY --from=build /venv /venv
 WORKDIR /app
 COPY --from=build /app ./

@@ -76,6 +76,7 @@ class Ask:
     deadline_ms: int | None = None
     completion_deadline_ms: int | None = None
     max_queue_wait_ms: int | None = None
+    response_id: str | None = None  # given by whoever must know it beforehand: a batch
 
 
 def requested_class(caller: Caller, ask: Ask) -> PriorityClass:

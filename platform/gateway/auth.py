@@ -124,6 +124,11 @@ class Keys:
             sunset_at_s,
         )
 
+    async def is_open(self, public_id: str) -> bool:
+        """Whether a key that was checked before still opens: a batch goes on in its name. Raises KeyStoreDown."""
+        stored = await self._find(public_id)
+        return stored is not None and self._is_usable(stored)
+
     def take_used(self) -> list[str]:
         """Ids of the keys that opened since the last call, each once."""
         used, self._used = sorted(self._used), set()

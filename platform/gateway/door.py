@@ -169,9 +169,9 @@ class Door:
         """The reader is done. A response that still goes on is cancelled: the worker frees its row at the next step."""
         self.stop_reading(entered.stream, entered.reader)
 
-    def stop_reading(self, stream: ResponseStream, reader: Reader) -> None:
+    def stop_reading(self, stream: ResponseStream, reader: Reader, reason: str = "client") -> None:
         if self._streams.leave(stream, reader):
-            self._in_background(self._cancel(stream, "client"))
+            self._in_background(self._cancel(stream, reason))
 
     def cancel(self, stream: ResponseStream, reason: str = "client") -> None:
         """The client takes it back and may go on reading: the end comes as Finished."""
@@ -227,7 +227,7 @@ class Door:
         is_kept: bool,
     ) -> Wish:
         return Wish(
-            response_id=new_response_id(self._admission.now_ms(), os.urandom(10)),
+            response_id=ask.response_id or new_response_id(self._admission.now_ms(), os.urandom(10)),
             gateway_id=self._bus.gateway_id,
             worker_id=choice.worker_id,
             epoch=choice.epoch,

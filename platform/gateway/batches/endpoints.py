@@ -6,21 +6,22 @@ request. Refuses to know limits, workers and what is answered.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Annotated, Any, NoReturn, Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, NoReturn
 
 import msgspec
 from msgspec import Meta, Struct
 
-from gateway.admission import Denied
 from gateway.asking import Ask
 from gateway.auth import Caller
 from gateway.door import Entered
 from gateway.errors import Reason, invalid
 from gateway.text import Text
-from gateway.v1 import chat
+from gateway.v1 import chat, completions
 from gateway.v1.decoding import decode
 from gateway.v1.http import Exchange
+from gateway.v1.routes import Call, Handler
 from scheduler_engine.policy import PriorityClass
 
 MAX_CUSTOM_ID = 512
@@ -28,18 +29,10 @@ NOBODY = Caller("", "", "", "", PriorityClass.BATCH)
 _TIERS = (None, "auto", "flex")
 
 
-class Entrance(Protocol):
-    """The part of the door that an endpoint's handler uses."""
-
-    texts: Mapping[str, Text]
-
-    async def enter(self, caller: Caller, ask: Ask) -> Entered | Denied: ...
-
-    def leave(self, entered: Entered) -> None: ...
-
-
-Handle = Callable[[Exchange, Any, Caller, bytes], Awaitable[None]]
-HANDLERS: Mapping[str, Handle] = {"/v1/chat/completions": chat.handle}  # one for each of services.ENDPOINTS
+HANDLERS: Mapping[str, Handler] = {  # one for each of services.ENDPOINTS
+    "/v1/chat/completions": chat.create,
+    "/v1/completions": completions.create,
+}
 
 
 class InputLine(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -57,6 +50,7 @@ class _Common(Struct, frozen=True):
     stream: Any = None
     background: Any = None
     service_tier: Any = None
+    prompt: Any = None
 
 
 _line_decoder = msgspec.json.Decoder(InputLine)
@@ -83,8 +77,16 @@ class _CheckingDoor:
         raise AssertionError("nobody was let in")
 
 
-async def _nothing(*_: object) -> Any:
-    raise AssertionError("a check neither reads nor answers")
+@dataclass(frozen=True, slots=True)
+class _CheckingRuntime:
+    """As much of a runtime as a handler uses before the door."""
+
+    door: _CheckingDoor
+    body_limit_bytes: int
+
+
+async def _no_socket(*_: object) -> Any:
+    raise AssertionError("a check reads nothing and answers nothing")
 
 
 _SCOPE: dict[str, Any] = {"type": "http", "method": "POST", "path": "", "headers": [], "query_string": b""}
@@ -108,7 +110,12 @@ def check(endpoint: str, line: InputLine) -> Ask:
             raise invalid(Reason.UNSUPPORTED_PARAMETER, f"'{name}' has no meaning in a batch.", name)
     if common.service_tier not in _TIERS:
         raise invalid(Reason.UNSUPPORTED_PARAMETER, "A batch is served and priced as tier 'flex'.", "service_tier")
-    handling = HANDLERS[endpoint](Exchange(_SCOPE, _nothing, _nothing), _CheckingDoor(), NOBODY, body)
+    if isinstance(common.prompt, list) and len(common.prompt) > 1 and not isinstance(common.prompt[0], int):
+        raise invalid(Reason.UNSUPPORTED_PARAMETER, "A line of a batch has one prompt.", "prompt")
+    runtime: Any = _CheckingRuntime(_CheckingDoor(), len(body))
+    exchange = Exchange(_SCOPE, _no_socket, _no_socket)
+    exchange.hand_in(body)
+    handling = HANDLERS[endpoint](Call(exchange, runtime, NOBODY, ()))
     try:
         handling.__await__().send(None)
     except _Reached as reached:

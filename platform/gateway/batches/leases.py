@@ -17,9 +17,13 @@ from django.db import connection, transaction
 from django.db.models import F, Q
 from django.db.models.functions import Now
 
+from billing import services as billing_services
+from billing.models import OPEN, UsageRequest
+from gateway.batches import ids
 from gateway.batches.models import Batch, Line, StoredFile
 
 LEASE = timedelta(seconds=15)
+ACTOR = "run_batches"
 DRIVEN = ["in_progress", "cancelling"]
 
 
@@ -140,6 +144,23 @@ def try_again(lease: Lease, line: OpenLine) -> None:
             batch_id=lease.batch_id, number=line.number, num_tries=line.num_tries, ended_at=None
         ).update(num_tries=line.num_tries + 1)
     line.num_tries += 1
+
+
+def forgive(lease: Lease, line: OpenLine) -> bool:
+    """Its operation was charged and its answer is nowhere: a counter-entry takes the charge back, and the next try is
+    another operation. False while the books do not know the charge yet. Raises Fenced.
+    """
+    operation_id = UUID(ids.response_id(lease.batch_id, line.number, line.num_tries))
+    with _held(lease):
+        operation = UsageRequest.objects.filter(id=operation_id).exclude(state=OPEN).first()
+        if operation is None:
+            return False
+        if operation.cost_micros:
+            billing_services.adjust(
+                actor=ACTOR, operation_id=operation_id, amount_micros=-operation.cost_micros, reason="batch answer lost"
+            )
+        try_again(lease, line)
+    return True
 
 
 _END = """

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import astuple
 from datetime import datetime
+from itertools import islice
 from pathlib import Path
 
 from celery import shared_task
 from django.conf import settings
 from django.db import connection, transaction
 from django.db.models import Exists, OuterRef, Q
+from django.db.models.functions import Now
 from django.utils import timezone
 
 from billing import selectors as billing_selectors
@@ -27,7 +30,12 @@ from tenants.models import QuotaPolicy
 AT_WORK = ["validating", "in_progress", "finalizing", "cancelling"]
 NO_ROW_S = 3_600.0  # content without a row this long belongs to nobody: an upload takes less
 _LOCK = 7_270_003  # pg_try_advisory_xact_lock: one task at a time for a batch
-_COPY = "COPY batches_line (tenant_id, batch_id, number, custom_id, start, num_bytes, num_tries, request_id) FROM STDIN"
+INSERTED_AT_ONCE = 2_000
+_INSERT = """
+INSERT INTO batches_line (tenant_id, batch_id, number, custom_id, start, num_bytes, num_tries, request_id)
+SELECT %s, %s, number, custom_id, start, num_bytes, 0, ''
+FROM unnest(%s::int[], %s::text[], %s::bigint[], %s::int[]) AS line(number, custom_id, start, num_bytes)
+"""
 
 
 def storage() -> Storage:
@@ -68,7 +76,7 @@ def expire_batches(now: datetime) -> int:
     """Those that no owner closes in time; a later owner finds a newer fencing token."""
     late = Batch.objects.filter(status__in=["validating", "in_progress"], expires_at__lte=now)
     num_late = 0
-    for batch in late.filter(Q(leased_until__isnull=True) | Q(leased_until__lt=now)):
+    for batch in late.filter(Q(leased_until__isnull=True) | Q(leased_until__lt=Now())):
         num_late += Batch.objects.filter(
             id=batch.id, status=batch.status, fencing_token=batch.fencing_token, outcome=""
         ).update(status="finalizing", finalizing_at=now, outcome="expired", fencing_token=batch.fencing_token + 1)
@@ -118,9 +126,10 @@ def _validate(batch: Batch) -> None:
     try:
         if file is None:
             raise ContentLost("its row is gone")
-        with storage().open(file.storage_name) as content, connection.cursor() as cursor, cursor.copy(_COPY) as copy:
-            for line in validator.lines(content):
-                copy.write_row(_row(batch, line))
+        with storage().open(file.storage_name) as content:
+            lines = validator.lines(content)
+            while group := list(islice(lines, INSERTED_AT_ONCE)):
+                _insert(batch, group)
     except ContentLost as error:
         lost = {"code": "input_file_lost", "message": "The input file is gone.", "param": "input_file_id", "line": None}
         raise BadFile([lost]) from error
@@ -135,8 +144,11 @@ def _validate(batch: Batch) -> None:
         Line.objects.filter(batch_id=batch.id).delete()
 
 
-def _row(batch: Batch, line: GoodLine) -> tuple[object, ...]:
-    return (batch.tenant_id, batch.id, line.number, line.custom_id, line.start, line.num_bytes, 0, "")
+def _insert(batch: Batch, lines: list[GoodLine]) -> None:
+    """COPY would be faster, and is not to be had behind row-level security."""
+    columns = [list(column) for column in zip(*map(astuple, lines), strict=True)]
+    with connection.cursor() as cursor:
+        cursor.execute(_INSERT, [batch.tenant_id, batch.id, *columns])
 
 
 def _models(batch: Batch) -> frozenset[str]:

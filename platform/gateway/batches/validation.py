@@ -84,6 +84,8 @@ class Validator:
         if self.num_lines > MAX_LINES:
             raise invalid(Reason.INVALID_VALUE, f"A batch has at most {MAX_LINES} requests.")
         line = read_line(raw)
+        if "\0" in line.custom_id:
+            raise invalid(Reason.INVALID_VALUE, "'custom_id' must not hold a NUL character.", "custom_id")
         if len(bytes(line.body)) > self.body_limit_bytes:
             raise invalid(Reason.BODY_TOO_LARGE, f"A body has at most {self.body_limit_bytes} bytes.", "body")
         digest = hashlib.blake2b(line.custom_id.encode(), digest_size=16).digest()

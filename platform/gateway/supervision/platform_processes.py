@@ -85,13 +85,14 @@ def manage(options: PlatformOptions, environment: Mapping[str, str], name: str, 
 
 
 def platform_stages(options: PlatformOptions, environment: Mapping[str, str]) -> list[list[ProcessSpec]]:
-    """Books, worker, door. They stop in reverse: the door first, and the books when the worker has counted its last."""
+    """Books, worker, doors. They stop in reverse: doors first, and the books when the worker has counted its last."""
     books = [
         manage(options, environment, "settler", "settle_usage"),
         _celery("celery", environment, "worker", "--pool=threads", "--concurrency=1", "--without-gossip"),
         _celery("beat", environment, "beat", f"--schedule={options.data / 'celery-beat-schedule'}", "--pidfile="),
     ]
-    return [books, [_worker(options, environment)], [_gateway(options, environment)]]
+    doors = [_gateway(options, environment), manage(options, environment, "batches", "run_batches")]
+    return [books, [_worker(options, environment)], doors]
 
 
 def _celery(name: str, environment: Mapping[str, str], *arguments: str) -> ProcessSpec:

@@ -10,7 +10,6 @@ from gateway.auth import Caller, key_of_request
 from gateway.errors import InvalidRequest, Reason, Refusal, invalid
 from gateway.runtime import Runtime
 from gateway.v1 import batches, chat, completions, files, idempotency, models, responses_http
-from gateway.v1.archive import Methods
 from gateway.v1.http import Exchange, Receive, Scope, Send
 from gateway.v1.routes import Call, Match, Route, find
 from wire.bus import BusError
@@ -23,6 +22,8 @@ ROUTES = (
     Route("DELETE", "/v1/responses/*", responses_http.delete),
     Route("POST", "/v1/responses/*/cancel", responses_http.cancel),
     Route("GET", "/v1/responses/*/input_items", responses_http.input_items),
+    *files.ROUTES,
+    *batches.ROUTES,
     Route("GET", "/v1/models", models.list_models),
     Route("GET", "/v1/models/**", models.get_model),
 )
@@ -59,9 +60,6 @@ async def _answer(exchange: Exchange, runtime: Runtime) -> None:
 
 
 async def _serve(exchange: Exchange, runtime: Runtime) -> None:
-    if (methods := files.methods_of(exchange.path) or batches.methods_of(exchange.path)) is not None:
-        await _serve_archive(exchange, runtime, methods)
-        return
     found = find(ROUTES, exchange.method, exchange.path)
     if not isinstance(found, Match):
         if not found:
@@ -70,20 +68,6 @@ async def _serve(exchange: Exchange, runtime: Runtime) -> None:
         raise InvalidRequest(refusal, {"allow": ", ".join(found)})
     caller = await _authenticate(exchange, runtime)
     await found.handler(Call(exchange, runtime, caller, found.arguments))
-
-
-async def _serve_archive(exchange: Exchange, runtime: Runtime, methods: Methods) -> None:
-    """Files and batches: not on the way of a token."""
-    handle = methods.get(exchange.method)
-    if handle is None:
-        allowed = ", ".join(sorted(methods))
-        refusal = Refusal(reason=Reason.METHOD_NOT_ALLOWED, message=f"Use {allowed} here.")
-        await exchange.refuse(refusal, {"allow": allowed})
-        return
-    caller = await _authenticate(exchange, runtime)
-    if runtime.archive is None:
-        raise invalid(Reason.UNAVAILABLE, "This gateway keeps no files.")
-    await handle(exchange, runtime.archive, caller)
 
 
 async def _authenticate(exchange: Exchange, runtime: Runtime) -> Caller:

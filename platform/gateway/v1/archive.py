@@ -1,4 +1,4 @@
-"""What the routes of files and batches share: handlers by method, queries, pages, and the words for what is not there.
+"""What the routes of files and batches share: the archive, queries, pages, and the words for what is not there.
 
 Refuses to know SQL and the Bus.
 """
@@ -16,11 +16,11 @@ import msgspec
 
 from gateway.auth import Caller
 from gateway.batches import ids
-from gateway.batches.archive import Archive
 from gateway.batches.selectors import Page
 from gateway.batches.services import Owner
 from gateway.errors import Reason, Refusal, invalid
 from gateway.v1.http import Exchange
+from gateway.v1.routes import Call, Route
 
 Result = TypeVar("Result")
 DEFAULT_PAGE = 20
@@ -28,8 +28,18 @@ encode = msgspec.json.Encoder().encode
 _DIGITS = re.compile(r"[0-9]{1,6}\Z")
 
 
-Handler = Callable[[Exchange, Archive, Caller], Awaitable[None]]
-Methods = Mapping[str, Handler]
+ArchiveHandler = Callable[..., Awaitable[None]]  # of exchange, archive, caller, and what the stars stood for
+
+
+def route(method: str, pattern: str, handler: ArchiveHandler) -> Route:
+    """A route of /v1 whose handler stands on the archive. Raises InvalidRequest (503) where a gateway keeps none."""
+
+    async def serve(call: Call) -> None:
+        if call.runtime.archive is None:
+            raise invalid(Reason.UNAVAILABLE, "This gateway keeps no files.")
+        await handler(call.exchange, call.runtime.archive, call.caller, *call.arguments)
+
+    return Route(method, pattern, serve)
 
 
 def owner_of(caller: Caller) -> Owner:

@@ -5,6 +5,7 @@ Knows the OpenAI batch shape; refuses to know how lines are checked (Celery) and
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Literal
 from uuid import UUID
@@ -18,8 +19,8 @@ from gateway.batches.archive import Archive
 from gateway.batches.models import Batch
 from gateway.batches.services import FILE_LIFETIME_S, NoSuchObject, WrongState
 from gateway.errors import InvalidRequest, Reason, Refusal, invalid
+from gateway.v1 import idempotency
 from gateway.v1.archive import (
-    Methods,
     after_of,
     encode,
     limit_of,
@@ -27,12 +28,12 @@ from gateway.v1.archive import (
     not_found,
     owner_of,
     query_of,
+    route,
     seconds,
 )
 from gateway.v1.decoding import decode
 from gateway.v1.http import Exchange
 
-PREFIX = "/v1/batches"
 MAX_PAGE = 100
 BODY_BYTES = 65_536
 MAX_PAIRS = 16
@@ -53,16 +54,6 @@ class BatchCreate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 _decoder = msgspec.json.Decoder(BatchCreate)
-
-
-def methods_of(path: str) -> Methods | None:
-    """Handlers by method; None where the path is none of ours."""
-    if path == PREFIX:
-        return {"GET": _list, "POST": _create}
-    name, _, tail = path.removeprefix(f"{PREFIX}/").partition("/")
-    if not path.startswith(f"{PREFIX}/") or not name or tail not in ("", "cancel"):
-        return None
-    return {"POST": partial(_cancel, name=name)} if tail else {"GET": partial(_show, name=name)}
 
 
 def shown(batch: Batch) -> dict[str, Any]:
@@ -101,6 +92,8 @@ async def _create(exchange: Exchange, archive: Archive, caller: Caller) -> None:
         raise invalid(Reason.INVALID_VALUE, message, "endpoint")
     if wanted.metadata is not None and len(wanted.metadata) > MAX_PAIRS:
         raise invalid(Reason.INVALID_VALUE, f"'metadata' may have at most {MAX_PAIRS} pairs.", "metadata")
+    if any("\0" in text for pair in (wanted.metadata or {}).items() for text in pair):
+        raise invalid(Reason.INVALID_VALUE, "'metadata' must not hold a NUL character.", "metadata")
     file_id = ids.parse(ids.FILE, wanted.input_file_id)
     lifetime = wanted.output_expires_after
     create = partial(
@@ -129,7 +122,7 @@ async def _list(exchange: Exchange, archive: Archive, caller: Caller) -> None:
     await exchange.answer(200, listed(await archive.ask(look), shown))
 
 
-async def _show(exchange: Exchange, archive: Archive, caller: Caller, *, name: str) -> None:
+async def _show(exchange: Exchange, archive: Archive, caller: Caller, name: str) -> None:
     batch_id = ids.parse(ids.BATCH, name)
     found = None
     if batch_id is not None:
@@ -139,7 +132,7 @@ async def _show(exchange: Exchange, archive: Archive, caller: Caller, *, name: s
     await exchange.answer(200, encode(shown(found)))
 
 
-async def _cancel(exchange: Exchange, archive: Archive, caller: Caller, *, name: str) -> None:
+async def _cancel(exchange: Exchange, archive: Archive, caller: Caller, name: str) -> None:
     batch_id = ids.parse(ids.BATCH, name)
     try:
         if batch_id is None:
@@ -150,3 +143,12 @@ async def _cancel(exchange: Exchange, archive: Archive, caller: Caller, *, name:
     except WrongState as error:
         raise InvalidRequest(Refusal(reason=Reason.WRONG_STATE, message=str(error))) from error
     await exchange.answer(200, encode(shown(batch)))
+
+
+_create_route = route("POST", "/v1/batches", _create)
+ROUTES = (
+    replace(_create_route, handler=idempotency.once(_create_route.handler)),
+    route("GET", "/v1/batches", _list),
+    route("GET", "/v1/batches/*", _show),
+    route("POST", "/v1/batches/*/cancel", _cancel),
+)

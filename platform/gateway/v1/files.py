@@ -23,30 +23,17 @@ from gateway.batches.models import StoredFile
 from gateway.batches.services import FILE_LIFETIME_S, NewFile, NoSuchObject, TenantStorageFull
 from gateway.batches.storage import ContentLost, Draft, StorageFull
 from gateway.errors import InvalidRequest, Reason, invalid
-from gateway.v1.archive import Methods, after_of, encode, limit_of, listed, not_found, owner_of, query_of
+from gateway.v1.archive import after_of, encode, limit_of, listed, not_found, owner_of, query_of, route
 from gateway.v1.archive import seconds as seconds_of
 from gateway.v1.http import Exchange
 from gateway.v1.multipart import MAX_NAME, Form
 
-PREFIX = "/v1/files"
 MAX_PAGE = 10_000
 WRITE_BYTES = 1_048_576  # gathered before a thread writes them
 READ_BYTES = 262_144
 FORM_BYTES = 65_536  # what a form may have besides its file
 MAX_UPLOADS = 4  # of one tenant at once, in this process
 LIFETIMES_S = (3_600, 2_592_000)
-
-
-def methods_of(path: str) -> Methods | None:
-    """Handlers by method; None where the path is none of ours."""
-    if path == PREFIX:
-        return {"GET": _list, "POST": _create}
-    name, _, tail = path.removeprefix(f"{PREFIX}/").partition("/")
-    if not path.startswith(f"{PREFIX}/") or not name or tail not in ("", "content"):
-        return None
-    if tail:
-        return {"GET": partial(_content, name=name)}
-    return {"GET": partial(_show, name=name), "DELETE": partial(_delete, name=name)}
 
 
 def shown(file: StoredFile) -> dict[str, Any]:
@@ -185,11 +172,11 @@ async def _list(exchange: Exchange, archive: Archive, caller: Caller) -> None:
     await exchange.answer(200, listed(await archive.ask(look), shown))
 
 
-async def _show(exchange: Exchange, archive: Archive, caller: Caller, *, name: str) -> None:
+async def _show(exchange: Exchange, archive: Archive, caller: Caller, name: str) -> None:
     await exchange.answer(200, encode(shown(await _found(archive, caller, name))))
 
 
-async def _delete(exchange: Exchange, archive: Archive, caller: Caller, *, name: str) -> None:
+async def _delete(exchange: Exchange, archive: Archive, caller: Caller, name: str) -> None:
     file_id = ids.parse(ids.FILE, name)
     try:
         if file_id is None:
@@ -200,7 +187,7 @@ async def _delete(exchange: Exchange, archive: Archive, caller: Caller, *, name:
     await exchange.answer(200, encode({"id": name, "object": "file", "deleted": True}))
 
 
-async def _content(exchange: Exchange, archive: Archive, caller: Caller, *, name: str) -> None:
+async def _content(exchange: Exchange, archive: Archive, caller: Caller, name: str) -> None:
     row = await _found(archive, caller, name)
     try:
         content = await asyncio.to_thread(archive.storage.open, row.storage_name)
@@ -233,3 +220,12 @@ async def _found(archive: Archive, caller: Caller, name: str) -> StoredFile:
     if found is None:
         raise InvalidRequest(not_found(Reason.FILE_NOT_FOUND, "file", name))
     return found
+
+
+ROUTES = (
+    route("POST", "/v1/files", _create),
+    route("GET", "/v1/files", _list),
+    route("GET", "/v1/files/*", _show),
+    route("DELETE", "/v1/files/*", _delete),
+    route("GET", "/v1/files/*/content", _content),
+)

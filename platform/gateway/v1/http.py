@@ -123,6 +123,10 @@ class Exchange:
             raise invalid(Reason.BODY_TOO_SLOW, f"The body took longer than {BODY_S:.0f} s.") from error
         return b"".join(parts)
 
+    def hand_in(self, body: bytes) -> None:
+        """The body is here already: a line of a batch has no socket to read it from."""
+        self._body, self._body_is_read = body, True
+
     async def body_parts(self, limit_bytes: int) -> AsyncIterator[bytes]:
         """The body as it arrives. Raises InvalidRequest above the limit, broken off, and when nothing comes."""
         too_large = invalid(Reason.BODY_TOO_LARGE, f"The body may have at most {limit_bytes} bytes.")

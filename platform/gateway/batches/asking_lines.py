@@ -1,0 +1,185 @@
+"""One line asked as a request: its endpoint's own handler, with a door that knows the line, and no socket.
+
+Knows how a request looks to a handler; refuses to know batches, retries and rows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from gateway.admission import Denied, Grant, Limits
+from gateway.asking import Ask, effective_max_tokens, encode_prompt
+from gateway.auth import Caller
+from gateway.batches.endpoints import HANDLERS
+from gateway.door import Entered, Keep
+from gateway.errors import InvalidRequest, Reason, Refusal
+from gateway.runtime import Runtime
+from gateway.streams import ResponseStream
+from gateway.text import Text
+from gateway.v1.http import Exchange
+from gateway.v1.routes import Call
+from scheduler_engine.policy import PriorityClass
+from wire.bus import BusError, FinishedOutput
+from wire.messages import Submit
+
+SOURCE: Final = "batch"
+TIER: Final = "flex"
+STOPPED: Final = "expired"  # to the worker: what a batch stops is not charged
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """What an endpoint answered. ``has_deadline``: the line itself set a time after which it wants no answer."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+    request_id: str
+    has_deadline: bool = False
+
+    @property
+    def code(self) -> str:
+        """The machine's word for a refusal; empty for an answer."""
+        return "" if self.status == 200 else str(json.loads(self.body)["error"]["code"])
+
+
+class LineDoor:
+    """What a line's endpoint takes for the door.
+
+    Always: who is let in here is of the batch class, under the line's own operation. With the ``output`` of that
+    operation nobody is let in any more: the endpoint shows what was computed.
+    """
+
+    def __init__(self, runtime: Runtime, response_id: str, output: FinishedOutput | None = None) -> None:
+        self._door = runtime.door
+        self._policy = runtime.policy
+        self._response_id = response_id
+        self._output = output
+        self.has_deadline = False
+
+    @property
+    def texts(self) -> Mapping[str, Text]:
+        return self._door.texts
+
+    async def enter(self, caller: Caller, ask: Ask, keep: Keep | None = None) -> Entered | Denied:
+        self.has_deadline = any((ask.deadline_ms, ask.completion_deadline_ms, ask.max_queue_wait_ms))
+        own = replace(ask, source=SOURCE, service_tier=TIER, response_id=self._response_id)
+        if self._output is None:
+            return await self._door.enter(caller, own)
+        text = self.texts[ask.model]
+        prompt = await encode_prompt(text, ask, text.context_length)
+        return Entered(
+            stream=(stream := _stream_before(own, caller, prompt if isinstance(prompt, tuple) else (), self._output)),
+            reader=stream.read(),
+            text=text,
+            limits=stream.grant.limits,
+            priority_class=PriorityClass.BATCH,
+            prompt_tokens=self._output.finished.prompt_tokens,
+            max_tokens=self._max_tokens(own, caller, text, self._output),
+        )
+
+    def _max_tokens(self, ask: Ask, caller: Caller, text: Text, output: FinishedOutput) -> int:
+        """As it was reserved, where the policy still says the same."""
+        view = self._policy.view
+        quota = None if view is None else view.quota(caller.tenant_id, PriorityClass.BATCH)
+        prompt_tokens = output.finished.prompt_tokens
+        found = None if quota is None else effective_max_tokens(ask, quota, prompt_tokens, text.context_length)
+        return found if isinstance(found, int) else output.finished.output_tokens
+
+    def leave(self, entered: Entered) -> None:
+        if self._output is None:
+            self._door.stop_reading(entered.stream, entered.reader, STOPPED)
+
+    def cancel(self, stream: ResponseStream, reason: str = STOPPED) -> None:
+        if self._output is None:
+            self._door.cancel(stream, STOPPED)
+
+
+@dataclass(frozen=True, slots=True)
+class _LineRuntime:
+    """As much of a runtime as the handlers of a batch's endpoints use."""
+
+    door: LineDoor
+    body_limit_bytes: int
+
+
+async def ask_line(
+    runtime: Runtime,
+    *,
+    endpoint: str,
+    caller: Caller,
+    body: bytes,
+    response_id: str,
+    output: FinishedOutput | None = None,
+) -> Reply:
+    """The answer or the refusal, as a client would get it. Cancelled, the operation ends at no charge."""
+    door = LineDoor(runtime, response_id, output)
+    socket = _NoSocket()
+    exchange = Exchange(_SCOPE, socket.receive, socket.send)
+    exchange.hand_in(body)
+    line_runtime: Any = _LineRuntime(door, runtime.body_limit_bytes)
+    try:
+        await HANDLERS[endpoint](Call(exchange, line_runtime, caller, ()))
+    except InvalidRequest as error:
+        await exchange.refuse(error.refusal, error.headers)
+    except BusError as error:
+        message = f"The platform's memory does not answer ({type(error).__name__})."
+        await exchange.refuse(Refusal(reason=Reason.UNAVAILABLE, message=message))
+    return Reply(
+        status=socket.status,
+        headers=socket.headers,
+        body=b"".join(socket.parts),
+        request_id=exchange.request_id,
+        has_deadline=door.has_deadline,
+    )
+
+
+_SCOPE: Mapping[str, Any] = {"type": "http", "method": "POST", "path": "", "headers": [], "query_string": b""}
+
+
+class _NoSocket:
+    """ASGI's two callables: a client that never leaves, and an answer that is kept."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        self.parts: list[bytes] = []
+
+    async def receive(self) -> Mapping[str, Any]:
+        await asyncio.Event().wait()
+        raise AssertionError("nobody sets this event")
+
+    async def send(self, message: Mapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in message["headers"]}
+        else:
+            self.parts.append(message.get("body", b""))
+
+
+def _stream_before(ask: Ask, caller: Caller, prompt: tuple[int, ...], output: FinishedOutput) -> ResponseStream:
+    """The operation as if it had just been let in, with all its tokens there already."""
+    response_id = output.finished.response_id
+    submit = Submit(
+        response_id=response_id,
+        attempt=output.finished.attempt,
+        gateway_id="",
+        tenant_id=caller.tenant_id,
+        project_id=caller.project_id,
+        key_id=caller.key_id,
+        priority_class=PriorityClass.BATCH,
+        model=ask.model,
+        prompt_token_ids=prompt,
+        num_choices=ask.num_choices,
+    )
+    grant = Grant(response_id, caller.tenant_id, "", Limits(PriorityClass.BATCH))
+    stream = ResponseStream(grant, submit, ("", 0), time.monotonic)
+    for choice, token_ids in enumerate(output.token_ids):
+        stream.take(choice, 0, token_ids)
+    stream.finish(output.finished)
+    return stream

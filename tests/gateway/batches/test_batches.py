@@ -1,0 +1,286 @@
+"""/v1/batches through the official client, with the real worker: from the file to the files that come out."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import openai
+import pytest
+from django.utils import timezone
+from openai.types import Batch
+
+from billing.models import UsageRequest
+from gateway.batches import ids
+from gateway.batches.models import Line
+from tenants import selectors, services
+from tenants.models import Project, QuotaPolicy
+from tests.gateway.batches.conftest import MODEL, Owners, Platform, jsonl, request_line, until, uuid_of
+
+CHAT = "/v1/chat/completions"
+LONG: dict[str, Any] = {"max_completion_tokens": 2_000, "ignore_eos": True}
+
+
+def create(platform: Platform, lines: Iterable[dict[str, Any]], tenant: str = "bulk", **changes: Any) -> Batch:
+    client = platform.client(tenant)
+    file = client.files.create(file=("in.jsonl", jsonl(*lines)), purpose="batch")
+    wanted: dict[str, Any] = {"endpoint": CHAT, "completion_window": "24h", **changes}
+    return client.batches.create(input_file_id=file.id, **wanted)
+
+
+def wait(platform: Platform, batch: Batch, *statuses: str, tenant: str = "bulk", timeout_s: float = 20.0) -> Batch:
+    deadline = time.monotonic() + timeout_s
+    while (batch := platform.client(tenant).batches.retrieve(batch.id)).status not in statuses:
+        assert batch.status not in ("completed", "failed", "expired", "cancelled"), batch.errors
+        assert time.monotonic() < deadline, (batch.status, batch.request_counts)
+        time.sleep(0.1)
+    return batch
+
+
+def results(platform: Platform, file_id: str | None, tenant: str = "bulk") -> dict[str, dict[str, Any]]:
+    """Lines of an output or error file by custom_id. Fails where one stands twice."""
+    if file_id is None:
+        return {}
+    rows = [json.loads(line) for line in platform.client(tenant).files.content(file_id).read().splitlines()]
+    found = {row["custom_id"]: row for row in rows}
+    assert len(found) == len(rows)
+    return found
+
+
+@pytest.fixture
+def one_at_a_time(platform: Platform) -> Iterator[None]:
+    """Bulk may have one batch request under way."""
+    change("bulk", concurrency=1)
+    yield
+    change("bulk", concurrency=1_024)
+
+
+def change(slug: str, **limits: Any) -> None:
+    """A cell of the quota matrix in the batch class, in force everywhere within a second."""
+    row = QuotaPolicy.objects.get(tenant__slug=slug, priority_class="batch")
+    for name, value in limits.items():
+        setattr(row, name, value)
+    services.save_quota(actor="tests", policy=selectors.tenant_class_policy(row))
+
+
+def test_a_batch_runs_from_its_file_to_its_output(platform: Platform, owners: Owners) -> None:
+    made = create(platform, [request_line(f"line {number}") for number in range(20)], metadata={"night": "1"})
+    assert (made.status, made.object, made.metadata) == ("validating", "batch", {"night": "1"})
+    assert made.expires_at == made.created_at + 86_400
+    ended = wait(platform, made, "completed")
+    assert ended.request_counts is not None
+    counts = ended.request_counts
+    assert (counts.total, counts.completed, counts.failed) == (20, 20, 0)
+    assert (ended.model, ended.error_file_id, ended.errors) == (MODEL, None, None)
+    moments = (ended.created_at, ended.in_progress_at, ended.finalizing_at, ended.completed_at)
+    assert all(moments)
+    assert list(moments) == sorted(moments)
+    found = results(platform, ended.output_file_id)
+    assert sorted(found) == sorted(f"line {number}" for number in range(20))
+    one = found["line 7"]
+    assert one["error"] is None
+    assert one["response"]["status_code"] == 200
+    assert one["response"]["request_id"].startswith("req_")
+    assert one["response"]["body"]["object"] == "chat.completion"
+    assert one["response"]["body"]["service_tier"] == "flex"
+    bodies = [row["response"]["body"]["usage"] for row in found.values()]
+    assert ended.usage is not None
+    assert ended.usage.input_tokens == sum(body["prompt_tokens"] for body in bodies)
+    assert ended.usage.output_tokens == sum(body["completion_tokens"] for body in bodies)
+    assert ended.usage.total_tokens == ended.usage.input_tokens + ended.usage.output_tokens
+
+
+def test_completions_run_in_batches_too(platform: Platform, owners: Owners) -> None:
+    line = {
+        "custom_id": "a",
+        "method": "POST",
+        "url": "/v1/completions",
+        "body": {"model": MODEL, "prompt": "Once", "max_tokens": 3, "echo": True},
+    }
+    ended = wait(platform, create(platform, [line], endpoint="/v1/completions"), "completed")
+    body = results(platform, ended.output_file_id)["a"]["response"]["body"]
+    assert body["object"] == "text_completion"
+    assert body["choices"][0]["text"].startswith("Once")
+
+
+def test_a_line_that_cannot_be_answered_stands_in_the_error_file_and_stops_nobody(
+    platform: Platform, owners: Owners
+) -> None:
+    lines = [request_line("good"), request_line("too long", max_completion_tokens=40_000)]
+    ended = wait(platform, create(platform, lines), "completed")
+    assert ended.request_counts is not None
+    assert (ended.request_counts.completed, ended.request_counts.failed) == (1, 1)
+    assert set(results(platform, ended.output_file_id)) == {"good"}
+    (bad,) = results(platform, ended.error_file_id).values()
+    assert (bad["custom_id"], bad["response"]["status_code"]) == ("too long", 400)
+    assert bad["response"]["body"]["error"]["code"] == "context_length_exceeded"
+
+
+def test_a_file_with_bad_lines_fails_with_their_numbers_and_costs_nothing(platform: Platform, owners: Owners) -> None:
+    lines = [request_line("a"), request_line("a"), request_line("b", model="other")]
+    ended = wait(platform, create(platform, lines), "failed")
+    assert ended.errors is not None
+    assert [(error.line, error.param) for error in ended.errors.data or []] == [(2, "custom_id"), (3, "model")]
+    assert ended.failed_at
+    assert ended.output_file_id is ended.error_file_id is None
+
+
+def test_a_cancelled_batch_delivers_what_has_ended_and_stops_the_rest(
+    platform: Platform, one_at_a_time: None, owners: Owners
+) -> None:
+    """P50."""
+    lines = [request_line("short")] + [request_line(f"long {number}", **LONG) for number in range(60)]
+    made = create(platform, lines)
+    until(lambda: Line.objects.filter(batch_id=uuid_of(made.id), ended_at__isnull=False).exists())
+    cancelling = platform.client("bulk").batches.cancel(made.id)
+    assert cancelling.status in ("cancelling", "cancelled")
+    ended = wait(platform, made, "cancelled")
+    assert ended.cancelling_at
+    assert ended.cancelled_at
+    output, error = results(platform, ended.output_file_id), results(platform, ended.error_file_id)
+    assert set(output) | set(error) == {line["custom_id"] for line in lines}
+    assert not set(output) & set(error)
+    assert error
+    assert {row["error"]["code"] for row in error.values()} == {"batch_cancelled"}
+    listed = {file.id for file in platform.client("bulk").files.list(purpose="batch_output")}
+    assert {ended.output_file_id, ended.error_file_id} <= listed
+    assert made.id in {batch.id for batch in platform.client("bulk").batches.list()}
+    with pytest.raises(openai.ConflictError):
+        platform.client("bulk").batches.cancel(wait(platform, create(platform, [request_line("a")]), "completed").id)
+
+
+def test_a_batch_past_its_window_delivers_what_has_ended(
+    platform: Platform, one_at_a_time: None, owners: Owners
+) -> None:
+    lines = [request_line("short")] + [request_line(f"long {number}", **LONG) for number in range(60)]
+    made = create(platform, lines)
+    until(lambda: Line.objects.filter(batch_id=uuid_of(made.id), ended_at__isnull=False).exists())
+    owners.now = lambda: timezone.now() + timedelta(hours=25)
+    ended = wait(platform, made, "expired")
+    output, error = results(platform, ended.output_file_id), results(platform, ended.error_file_id)
+    assert set(output) | set(error) == {line["custom_id"] for line in lines}
+    assert {row["error"]["code"] for row in error.values()} == {"batch_expired"}
+    assert ended.expired_at
+
+
+def test_what_a_batch_stopped_is_not_charged_and_what_it_delivers_is(
+    platform: Platform, one_at_a_time: None, owners: Owners, settle: Callable[[], None]
+) -> None:
+    lines = [request_line("short")] + [request_line(f"long {number}", **LONG) for number in range(20)]
+    made = create(platform, lines)
+    until(lambda: Line.objects.filter(batch_id=uuid_of(made.id), ended_at__isnull=False).exists())
+    platform.client("bulk").batches.cancel(made.id)
+    ended = wait(platform, made, "cancelled")
+    output = results(platform, ended.output_file_id)
+    settle()
+    assert output
+    charged = UsageRequest.objects.filter(tenant__slug="bulk", cost_micros__gt=0, source="batch")
+    answered = {row["response"]["body"]["id"].removeprefix("chatcmpl-") for row in output.values()}
+    of_this_batch = {str(operation.id) for operation in charged} & _operations(made, len(lines))
+    assert of_this_batch == answered
+    assert {operation.priority_class for operation in charged} == {"batch"}
+
+
+def _operations(made: Batch, count: int) -> set[str]:
+    numbers = range(1, count + 1)
+    return {ids.response_id(uuid_of(made.id), number, tries) for number in numbers for tries in range(10)}
+
+
+def test_no_line_fails_because_its_tenant_may_send_no_more_just_now(platform: Platform, owners: Owners) -> None:
+    """P11. A limit of one request a second: the lines wait, and all are answered."""
+    change("bulk", requests_per_minute=60)
+    try:
+        ended = wait(platform, create(platform, [request_line(str(n)) for n in range(63)]), "completed")
+    finally:
+        change("bulk", requests_per_minute=6_000)
+    assert ended.request_counts is not None
+    assert (ended.request_counts.completed, ended.request_counts.failed) == (63, 0)
+
+
+def test_a_batch_whose_class_is_taken_away_stops_with_a_clear_error_and_delivers_what_has_ended(
+    platform: Platform, one_at_a_time: None, owners: Owners
+) -> None:
+    made = create(platform, [request_line("short")] + [request_line(f"long {n}", **LONG) for n in range(20)])
+    until(lambda: Line.objects.filter(batch_id=uuid_of(made.id), ended_at__isnull=False).exists())
+    change("bulk", allowed=False)
+    try:
+        _stopped(platform, made, "service_tier_not_granted")
+    finally:
+        change("bulk", allowed=True)
+
+
+def test_a_batch_whose_key_is_revoked_stops_with_a_clear_error(
+    platform: Platform, one_at_a_time: None, owners: Owners
+) -> None:
+    project = Project.objects.get(tenant__slug="bulk")
+    second = services.issue_key(actor="tests", project=project, name="second", env="test")
+    platform.keys["bulk's second"] = second.text
+    lines = [request_line("short")] + [request_line(f"long {n}", **LONG) for n in range(20)]
+    made = create(platform, lines, tenant="bulk's second")
+    until(lambda: Line.objects.filter(batch_id=uuid_of(made.id), ended_at__isnull=False).exists())
+    services.revoke_key(actor="tests", key_id=second.key.id)
+    _stopped(platform, made, "invalid_api_key")
+
+
+def _stopped(platform: Platform, made: Batch, code: str) -> None:
+    ended = wait(platform, made, "failed")
+    assert ended.errors is not None
+    assert [error.code for error in ended.errors.data or []] == [code]
+    output, error = results(platform, ended.output_file_id), results(platform, ended.error_file_id)
+    assert "short" in output
+    assert {row["error"]["code"] for row in error.values()} == {"batch_stopped"}
+    assert len(output) + len(error) == 21
+
+
+def test_another_owner_goes_on_where_one_left_off_and_no_line_is_computed_twice(
+    platform: Platform, owners: Owners, settle: Callable[[], None]
+) -> None:
+    """P71."""
+    lines = [request_line(str(n), max_completion_tokens=100, ignore_eos=True) for n in range(60)]
+    made = create(platform, lines)
+    until(lambda: Line.objects.filter(batch_id=uuid_of(made.id), ended_at__isnull=False).count() > 5)
+    owners.stop()
+    assert platform.client("bulk").batches.retrieve(made.id).status == "in_progress"
+    owners.start()
+    owners.start()
+    ended = wait(platform, made, "completed")
+    found = results(platform, ended.output_file_id)
+    assert len(found) == len(lines)
+    settle()
+    charged = UsageRequest.objects.filter(source="batch", output_tokens__gt=0, cost_micros__gt=0)
+    of_this_batch = [one for one in charged if str(one.id) in _operations(made, len(lines))]
+    assert len(of_this_batch) == len(lines)
+    assert ended.usage is not None
+    assert sum(one.output_tokens for one in of_this_batch) == ended.usage.output_tokens == 100 * len(lines)
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"endpoint": "/v1/embeddings"}, "endpoint"),
+        ({"completion_window": "1h"}, "completion_window"),
+        ({"metadata": {str(n): "x" for n in range(17)}}, "metadata"),
+        ({"metadata": {"a": "b\0"}}, "metadata"),
+        ({"output_expires_after": {"anchor": "created_at", "seconds": 60}}, "output_expires_after.seconds"),
+        ({"extra_body": {"colour": "red"}}, "colour"),
+    ],
+)
+def test_a_batch_that_is_asked_for_wrongly_names_its_field(
+    platform: Platform, changes: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        create(platform, [request_line("a")], **changes)
+    assert refused.value.param == param
+
+
+def test_an_output_file_may_be_given_a_shorter_life(platform: Platform, owners: Owners) -> None:
+    lifetime = {"anchor": "created_at", "seconds": 3_600}
+    made = create(platform, [request_line("a")], output_expires_after=lifetime)
+    ended = wait(platform, made, "completed")
+    assert ended.output_file_id is not None
+    file = platform.client("bulk").files.retrieve(ended.output_file_id)
+    assert file.expires_at == file.created_at + 3_600
+    assert file.purpose == "batch_output"
