@@ -32,6 +32,7 @@ from wire.messages import (
     Submit,
     TokenLogprob,
     Usage,
+    Wait,
 )
 
 # A gateway whose connection was cut sends a Submit once more; this many are remembered to tell the second from a new
@@ -200,6 +201,7 @@ class ResponseBook:
         response = choice.response
         response.refusal = response.refusal or rejected
         waited_us = now_us - response.received_at_us
+        waits = _whole(rejected, waited_us)
         self._end_choice(
             choice,
             events.Finished(
@@ -208,7 +210,7 @@ class ResponseBook:
                 prompt_tokens=0,
                 cached_tokens=0,
                 output_tokens=0,
-                counters=events.RequestCounters(queue_us=waited_us, total_us=waited_us),
+                counters=events.RequestCounters(queue_us=waited_us, total_us=waited_us, waits=waits),
                 detail=rejected.reason.value,
             ),
             draft,
@@ -254,7 +256,7 @@ class ResponseBook:
         draft.usages.append(usage)
         self._record(usage, response)
         if usage.terminal == "shed":
-            draft.reply(response.gateway_id, _rejected(response))
+            draft.reply(response.gateway_id, _rejected(response, usage.counters.waits))
             return
         finished = Finished(
             response_id=submit.response_id,
@@ -276,14 +278,24 @@ class ResponseBook:
             counters.shed[response.ends[0].detail or FinishReason.SHED.value] += 1
 
 
-def _rejected(response: Response) -> Rejected:
+def _whole(rejected: events.Rejected, waited_us: int) -> tuple[events.Wait, ...]:
+    """The causes of the whole wait: once it was decided, the news waited for the end of the step."""
+    rest_us = waited_us - sum(wait.duration_us for wait in rejected.waits)
+    return (*rejected.waits, events.Wait("queued", "step_under_way", "", rest_us)) if rest_us else rejected.waits
+
+
+def _rejected(response: Response, waits: tuple[Wait, ...]) -> Rejected:
     submit, refusal = response.submit, response.refusal
     if refusal is not None:
         reason, retry_after_us = refusal.reason.value, refusal.retry_after_us
     else:
         reason, retry_after_us = response.ends[0].detail or RejectReason.LATE.value, None
     return Rejected(
-        response_id=submit.response_id, attempt=submit.attempt, reason=reason, retry_after_us=retry_after_us
+        response_id=submit.response_id,
+        attempt=submit.attempt,
+        reason=reason,
+        retry_after_us=retry_after_us,
+        waits=waits,
     )
 
 

@@ -59,6 +59,18 @@ class Accepted:
     estimated_start_us: int
 
 
+class Wait(NamedTuple):
+    """Time in which a request did not run, for one cause: ``queued`` before its first start, ``paused`` after.
+
+    ``cause`` is the label of a ``record.Cause``; ``held_by`` the class that had what was missing, "" for none.
+    """
+
+    phase: str
+    cause: str
+    held_by: str
+    duration_us: int
+
+
 @dataclass(frozen=True, slots=True)
 class Rejected:
     """The end of one that never ran: refused at the door, or shed while it waited (then an Accepted came before).
@@ -70,18 +82,7 @@ class Rejected:
     request_id: RequestId
     reason: RejectReason
     retry_after_us: int | None
-
-
-class Wait(NamedTuple):
-    """Time in which a request did not run, for one cause: ``queued`` before its first start, ``paused`` after.
-
-    ``cause`` is the label of a ``record.Cause``; ``held_by`` the class that had what was missing, "" for none.
-    """
-
-    phase: str
-    cause: str
-    held_by: str
-    duration_us: int
+    waits: tuple[Wait, ...] = ()  # until this was decided
 
 
 @dataclass(frozen=True, slots=True)

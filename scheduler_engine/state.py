@@ -310,7 +310,7 @@ class EngineState:
         self._release(live)
         self.note_refusal(live, reason, retry_after_us, now_us)
         self.journal.ended_as(live, reason)
-        self.outbox.rejected.append(Rejected(live.request_id, reason, retry_after_us))
+        self.outbox.rejected.append(Rejected(live.request_id, reason, retry_after_us, live.waits.told()))
 
     def note_refusal(self, live: LiveRequest, reason: RejectReason, retry_after_us: int | None, now_us: int) -> None:
         """For the ladder, and for the promise it may have been given."""

@@ -22,6 +22,9 @@ class Grammar:
     source: str = ""  # empty for json_object
 
 
+Wait = tuple[str, str, str, int]  # (phase, cause, class that had what was missing or "", microseconds)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParameters:
     """How tokens are drawn. ``temperature`` 0 is greedy. Seeded: the stream is a function of (seed, choice,
@@ -115,6 +118,7 @@ class Rejected:
     attempt: int
     reason: str  # RejectReason value
     retry_after_us: int | None
+    waits: tuple[Wait, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +168,7 @@ class EngineCounters:
     recomputed_tokens: int = 0
     swapped_bytes: int = 0
     gpu_us: int = 0
-    waits: tuple[tuple[str, str, str, int], ...] = ()  # (phase, cause, class that had what was missing or "", us)
+    waits: tuple[Wait, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -167,9 +167,11 @@ def test_a_prompt_counts_once_however_many_choices_it_has(desk: Desk) -> None:
 def test_a_refused_response_is_rejected_and_costs_nothing(desk: Desk) -> None:
     desk.book.submit(submit(), 0)
     desk.now_us = 40_000
-    output = desk.digest(rejected=(engine.Rejected(RequestId("r1/0"), RejectReason.LATE, 2_000_000),))
+    waits = (engine.Wait("queued", "memory", "batch", 30_000),)
+    output = desk.digest(rejected=(engine.Rejected(RequestId("r1/0"), RejectReason.LATE, 2_000_000, waits),))
     (message,) = output.to_gateways["g1"]
-    assert message == Rejected(response_id="r1", attempt=1, reason="late", retry_after_us=2_000_000)
+    told = (*waits, ("queued", "step_under_way", "", 10_000))  # the step that ran until it could be told
+    assert message == Rejected(response_id="r1", attempt=1, reason="late", retry_after_us=2_000_000, waits=told)
     usage = only_usage(output)
     assert (usage.terminal, usage.prompt_tokens, usage.output_tokens) == ("shed", 0, 0)
     assert desk.telemetry.classes[PriorityClass.INTERACTIVE].shed == {"late": 1}

@@ -179,6 +179,36 @@ def test_refused_and_shed_requests_are_explained_too() -> None:
     assert world.engine.explain(RequestId("nobody")) is None
 
 
+def test_one_that_is_shed_is_told_what_it_waited_for() -> None:
+    world = World(1_000, 4, policy=policy(patience_steps=None, patience_ms=None))
+    world.many(4, DEFAULT, 64, 400)
+    world.run(2)
+    impatient = world.submit(DEFAULT, 64, 4, max_queue_wait_us=200_000)
+    world.run(60)
+    rejected = world.story(impatient).rejected
+    assert rejected is not None
+    assert [(wait.cause, wait.held_by) for wait in rejected.waits] == [("slots", "default")]
+    assert sum(wait.duration_us for wait in rejected.waits) == explained(world, impatient).queue_us >= 200_000
+    assert explained(world, impatient).timeline[-1].text == "shed: queue_wait"
+
+
+def test_who_can_never_fit_pushes_nobody_out_and_the_records_say_what_was_asked_and_free() -> None:  # S32
+    world = World(256, 16)
+    world.many(10, BATCH, 300, 100)
+    world.run(12)
+    never = world.submit(INTERACTIVE, 300 * 16, 8)
+    world.run(1)
+    assert explained(world, never).outcome == "never_fits"
+    assert {record.action for record in records(world)} == {Action.REFUSED}
+    large = world.submit(INTERACTIVE, 250 * 16, 8)  # it fits, and needs nearly everybody to go
+    world.run(1)
+    gone = [record for record in records(world) if record.action == Action.PREEMPTED]
+    assert {record.other for record in gone} == {11}
+    assert all(record.need_blocks == 0 and record.swap_us and record.recompute_us for record in gone)
+    world.finish()
+    assert explained(world, large).outcome == "length"
+
+
 def test_a_failed_row_leaves_its_reason() -> None:
     world = World()
     chat = world.submit(INTERACTIVE, 64, 8)
