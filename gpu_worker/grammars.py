@@ -1,6 +1,6 @@
 """Grammars as masks over one vocabulary, by llguidance. Knows the bytes of tokens; refuses to know requests and logits.
 
-A mask takes microseconds to a few milliseconds, bounded by llguidance's own fuel; compiling may take seconds, and
+A mask is quick, within bounds that llguidance keeps itself; compiling may take a second, and
 happens on a thread of its own before a request is handed to the engine.
 """
 
@@ -46,7 +46,7 @@ class GrammarCompiler:
 
     @functools.cached_property
     def _tokenizer(self) -> LLTokenizer:
-        """The vocabulary as a trie: half a second for 50,000 tokens, paid by the first grammar."""
+        """The vocabulary as a trie, paid for by the first grammar."""
         from llguidance import LLTokenizer, TokenizerWrapper
 
         tokens = _Tokens(self._token_bytes, self.stop_token_ids)
