@@ -70,6 +70,7 @@ class Sampler:
 
     def sample(self, logits: Tensor, draws: Sequence[Draw], *, with_margins: bool = False) -> Sampled:
         """``logits`` [R, vocabulary], overwritten. Raises IndexError for a bias on a token that does not exist."""
+        logits = logits.to(torch.float32)  # half precision would round the noise and add probabilities up wrongly
         margins = _margins(logits) if with_margins else []
         asked = _Asked(logits, [draw.rules.parameters.num_top_logprobs for draw in draws])
         for row, draw in zip(logits, draws, strict=True):

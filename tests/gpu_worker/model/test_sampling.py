@@ -233,6 +233,12 @@ def test_logprobs_of_a_row_do_not_depend_on_its_batch_and_each_row_gets_as_many_
         )
 
 
+def test_logits_in_half_precision_are_drawn_from_as_the_numbers_that_they_are() -> None:
+    halves = torch.randn(6, 400, generator=torch.Generator().manual_seed(4)).mul_(3).to(torch.bfloat16)
+    draws = [draw(SamplingParameters(seed=seed, top_p=0.95, num_top_logprobs=2)) for seed in range(6)]
+    assert Sampler(400).sample(halves.clone(), draws) == Sampler(400).sample(halves.float(), draws)
+
+
 def test_margins_are_the_distance_of_the_two_largest_logits() -> None:
     sampled = Sampler(3).sample(torch.tensor([[1.0, 4.0, 2.5]]), [draw(SamplingParameters())], with_margins=True)
     assert sampled.margins == [1.5]
