@@ -76,7 +76,7 @@ class Caller:
         started = time.perf_counter()
         answer = await self._client.post("/v1/chat/completions", json=body)
         total_s = time.perf_counter() - started
-        _check(answer.status_code, answer.text)
+        check_answer(answer.status_code, answer.text)
         usage = answer.json()["usage"]
         return Timed(total_s, total_s, usage["prompt_tokens"], usage["completion_tokens"])
 
@@ -87,7 +87,7 @@ class Caller:
         started = time.perf_counter()
         async with self._client.stream("POST", "/v1/chat/completions", json=body) as answer:
             if answer.status_code != 200:
-                _check(answer.status_code, (await answer.aread()).decode(errors="replace"))
+                check_answer(answer.status_code, (await answer.aread()).decode(errors="replace"))
             async for line in answer.aiter_lines():
                 event = _event(line)
                 if event is None:
@@ -109,7 +109,7 @@ def _event(line: str) -> dict[str, Any] | None:
     return event
 
 
-def _check(status: int, text: str) -> None:
+def check_answer(status: int, text: str) -> None:
     if status != 200:
         raise ServerRefused(f"the server answered {status}: {text[:300]}")
 

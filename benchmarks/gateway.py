@@ -96,7 +96,7 @@ def _quantiles_ms(seconds: Sequence[float]) -> dict[str, float | None]:
 
 
 @contextlib.contextmanager
-def _target(demo_file: Path | None) -> Iterator[Target]:
+def open_target(demo_file: Path | None) -> Iterator[Target]:
     if demo_file is not None:
         yield of_demo_file(demo_file)
         return
@@ -114,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if min(found.requests, found.at_once) < 1:
         parser.error("--requests and --at-once must be at least 1")
     try:
-        with _target(found.demo_file) as target:
+        with open_target(found.demo_file) as target:
             say(f"{found.requests} requests, {found.at_once} at once, to {target.base_url}")
             result = asyncio.run(measure(target, num_requests=found.requests, at_once=found.at_once))
     except (ServerRefused, httpx2.HTTPError, OSError, ValueError, RuntimeError) as error:

@@ -1,6 +1,6 @@
 """Responses that outlive a worker or a gateway: sent to another worker, taken over by another gateway, shown again.
 
-Knows attempts and owners; refuses to know limits and texts. The rules are in docs/decisions/0007.
+Knows attempts and owners; refuses to know limits and texts. The rules are in docs/decisions/0010.
 """
 
 from __future__ import annotations
