@@ -46,6 +46,7 @@ class LiveRequest:
         "check_clock",
         "check_total",
         "completion_deadline_us",
+        "computed_at_start",
         "computed_high",
         "deadline_us",
         "debtor",
@@ -126,8 +127,8 @@ class LiveRequest:
         self.predicted_wait_us = 0
         self.bypasses = 0
         self.blocked_since_us: int | None = None
-        self.peak_finish = 0
-        self.peak_base = 0
+        self.peak_finish = self.peak_base = 0
+        self.computed_at_start = 0  # or before that, where it has to compute once more what it lost
         self.started_step = -1
         self.suspended_step = -1
         self.grown_step = -1

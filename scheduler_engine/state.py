@@ -194,6 +194,7 @@ class EngineState:
         if live.state is State.DECODE:
             live.debtor = None
         live.started_step = draft.step
+        live.computed_at_start = max(live.computed, live.computed_high)
         live.bypasses = 0
         live.blocked_since_us = None
         self.estimate_total(live)

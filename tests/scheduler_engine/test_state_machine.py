@@ -24,7 +24,7 @@ classes = st.sampled_from(list(PriorityClass))
 
 
 class Trouble(RuleBasedStateMachine):
-    """Submits, cancels, failures, stops, policy edits and time, on a small device of any shape."""
+    """Submits, cancels, failures, stops, late copies, policy edits and time, on a small device of any shape."""
 
     world: World
 
@@ -57,6 +57,9 @@ class Trouble(RuleBasedStateMachine):
         reproducible=st.booleans(),
         hard_deadline_us=st.none() | st.integers(1, 400_000),
         max_queue_wait_us=st.none() | st.integers(0, 400_000),
+        completion_deadline_us=st.none() | st.integers(1, 3_000_000),
+        value_micros=st.sampled_from([1, 1, 10]),
+        is_return=st.booleans(),
         num_delivered=st.sampled_from([0, 0, 0, 5]),
         text=st.sampled_from(["", "", "system", "story"]),
     )
@@ -103,12 +106,22 @@ class Trouble(RuleBasedStateMachine):
         concurrency=st.none() | st.integers(1, 3),
     )
     def edit_policy(self, *, floor: int, slots: int, memory: int, weight: int, concurrency: int | None) -> None:
+        """``memory`` is how large the pool is to newcomers: it grows and shrinks under those who run."""
         cell = TenantClassPolicy(
             tenant_id="Nova", priority_class=PriorityClass.BATCH, weight=weight, concurrency=concurrency
         )
         self.world.engine.set_policy(
             policy(cell, floor_percent=floor, cap_slots_percent=slots, cap_memory_percent=memory, chunk_min=8)
         )
+
+    @rule(copy_steps=st.integers(0, 6))
+    def change_the_link(self, *, copy_steps: int) -> None:
+        """Copies that are under way keep their time: those that start now may overtake them."""
+        self.world.copy_steps = copy_steps
+
+    @rule(priority_class=classes, tenant=st.sampled_from(TENANTS), gpu_us=st.integers(0, 10_000_000))
+    def hear_of_other_workers(self, *, priority_class: PriorityClass, tenant: str, gpu_us: int) -> None:
+        self.world.engine.set_service_elsewhere(priority_class, tenant, gpu_us)
 
     @rule(num_steps=st.integers(1, 25))
     def run(self, num_steps: int) -> None:
