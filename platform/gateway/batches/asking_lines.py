@@ -19,7 +19,7 @@ from gateway.batches.endpoints import HANDLERS
 from gateway.door import Entered, Keep
 from gateway.errors import InvalidRequest, Reason, Refusal
 from gateway.runtime import Runtime
-from gateway.streams import ResponseStream
+from gateway.streams import Reader, ResponseStream
 from gateway.text import Text
 from gateway.v1.http import Exchange
 from gateway.v1.routes import Call
@@ -92,8 +92,11 @@ class LineDoor:
         return found if isinstance(found, int) else output.finished.output_tokens
 
     def leave(self, entered: Entered) -> None:
+        self.stop_reading(entered.stream, entered.reader)
+
+    def stop_reading(self, stream: ResponseStream, reader: Reader) -> None:
         if self._output is None:
-            self._door.stop_reading(entered.stream, entered.reader, STOPPED)
+            self._door.stop_reading(stream, reader, STOPPED)
 
     def cancel(self, stream: ResponseStream, reason: str = STOPPED) -> None:
         if self._output is None:

@@ -18,7 +18,7 @@ from gateway.auth import Caller
 from gateway.door import Entered
 from gateway.errors import Reason, invalid
 from gateway.text import Text
-from gateway.v1 import chat, completions
+from gateway.v1 import chat, completions, responses_http
 from gateway.v1.decoding import decode
 from gateway.v1.http import Exchange
 from gateway.v1.routes import Call, Handler
@@ -32,6 +32,7 @@ _TIERS = (None, "auto", "flex")
 HANDLERS: Mapping[str, Handler] = {  # one for each of services.ENDPOINTS
     "/v1/chat/completions": chat.create,
     "/v1/completions": completions.create,
+    "/v1/responses": responses_http.create,
 }
 
 
@@ -70,7 +71,7 @@ class _CheckingDoor:
 
     texts: Mapping[str, Text] = {}
 
-    async def enter(self, caller: Caller, ask: Ask) -> NoReturn:
+    async def enter(self, caller: Caller, ask: Ask, keep: object = None) -> NoReturn:
         raise _Reached(ask)
 
     def leave(self, entered: Entered) -> None:

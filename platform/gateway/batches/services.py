@@ -19,7 +19,7 @@ from gateway.batches import selectors
 from gateway.batches.models import Batch, StoredFile
 from tenants.isolation import ALIAS, tenant
 
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions")  # what a batch may address
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")  # what a batch may address
 DAY_S = 86_400
 FILE_LIFETIME_S = 30 * DAY_S
 WINDOWS_S = {"24h": DAY_S}

@@ -93,17 +93,22 @@ def test_a_batch_runs_from_its_file_to_its_output(platform: Platform, owners: Ow
     assert ended.usage.total_tokens == ended.usage.input_tokens + ended.usage.output_tokens
 
 
-def test_completions_run_in_batches_too(platform: Platform, owners: Owners) -> None:
-    line = {
-        "custom_id": "a",
-        "method": "POST",
-        "url": "/v1/completions",
-        "body": {"model": MODEL, "prompt": "Once", "max_tokens": 3, "echo": True},
-    }
-    ended = wait(platform, create(platform, [line], endpoint="/v1/completions"), "completed")
-    body = results(platform, ended.output_file_id)["a"]["response"]["body"]
-    assert body["object"] == "text_completion"
-    assert body["choices"][0]["text"].startswith("Once")
+@pytest.mark.parametrize(
+    ("endpoint", "body", "shape"),
+    [
+        ("/v1/completions", {"prompt": "Once", "max_tokens": 3, "echo": True}, "text_completion"),
+        ("/v1/responses", {"input": "Once", "max_output_tokens": 3}, "response"),
+    ],
+)
+def test_other_endpoints_run_in_batches_too(
+    platform: Platform, owners: Owners, endpoint: str, body: dict[str, Any], shape: str
+) -> None:
+    line = {"custom_id": "a", "method": "POST", "url": endpoint, "body": {"model": MODEL, **body}}
+    ended = wait(platform, create(platform, [line], endpoint=endpoint), "completed")
+    found = results(platform, ended.output_file_id)["a"]["response"]["body"]
+    assert found["object"] == shape
+    assert ended.usage is not None
+    assert ended.usage.output_tokens == 3
 
 
 def test_a_line_that_cannot_be_answered_stands_in_the_error_file_and_stops_nobody(
