@@ -6,6 +6,7 @@ Knows files and bytes; refuses to know engines. A disk that fails ends the recor
 from __future__ import annotations
 
 import datetime
+import os
 import queue
 import threading
 import time
@@ -17,8 +18,9 @@ from gpu_worker import record_log
 from gpu_worker.outage import say
 from gpu_worker.record_log import SUFFIX, Boot, Entry
 
-MOST_BACKLOG = 4_096  # batches that wait for the disk; more, and the recording ends
+MOST_BACKLOG = 256  # batches that wait for the disk; more, and the recording ends
 JOIN_LIMIT_S = 5.0
+_PRIVATE = 0o600  # who asked for how much is nobody else's business
 
 Work = Boot | list[Entry]
 
@@ -102,7 +104,8 @@ class LogWriter:
         moment = datetime.datetime.fromtimestamp(self._unix_s(), datetime.UTC)
         stem = f"{moment:%Y%m%dT%H%M%S}-{boot.worker_id}-{boot.epoch}-{boot.step:09}"
         self._path = self._folder / f"{stem}{SUFFIX}"
-        self._file = self._path.open("wb", buffering=0)
+        number = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _PRIVATE)
+        self._file = os.fdopen(number, "wb", buffering=0)
         record_log.begin(self._file)
         self.num_entry_bytes = self._num_file_bytes = 0
 

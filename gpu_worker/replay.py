@@ -16,12 +16,15 @@ from typing import Any
 from gpu_worker.checkpoint import fingerprint
 from gpu_worker.config import ConfigError, starting_policy
 from gpu_worker.outage import say
-from gpu_worker.record_log import LogError, LogFile, log_files
-from gpu_worker.rerun import Diverged, replay
+from gpu_worker.record_log import LogError, LogFile, Stepped, log_files
+from gpu_worker.rerun import Diverged, Listener, replay
 from gpu_worker.what_if import comparison, what_if
+from scheduler_engine.events import StepEvents
 from scheduler_engine.explain import Explanation
+from scheduler_engine.plan import StepPlan
 from scheduler_engine.policy import gpu_classes
 from scheduler_engine.request import RequestId
+from scheduler_engine.scheduler import Scheduler
 
 DIVERGED, UNUSABLE = 1, 2
 
@@ -46,8 +49,22 @@ class ProgressBar:
             sys.stderr.write("\r\033[K")
 
 
+class _Witness(Listener):
+    """Asks why a request waited when it ends; later the engine may have forgotten it."""
+
+    def __init__(self, request_id: RequestId) -> None:
+        self._request_id = request_id
+        self.explanation: Explanation | None = None
+
+    def applied(self, plan: StepPlan, events: StepEvents, entry: Stepped, engine: Scheduler) -> None:
+        ended = [end.request_id for end in events.finished] + [end.request_id for end in events.rejected]
+        if self._request_id in ended:
+            self.explanation = engine.explain(self._request_id)
+
+
 def _replay(files: Sequence[LogFile], request_id: str | None, bar: ProgressBar) -> dict[str, Any]:
-    found = replay(files, progress=lambda done, total: bar.show("replaying", done / total))
+    witness = _Witness(RequestId(request_id or ""))
+    found = replay(files, witness, lambda done, total: bar.show("replaying", done / total))
     result: dict[str, Any] = {
         "files": [str(file.path) for file in files],
         "steps": found.num_steps - files[0].boot().step,
@@ -56,7 +73,7 @@ def _replay(files: Sequence[LogFile], request_id: str | None, bar: ProgressBar) 
         "cut": found.is_cut,
     }
     if request_id is not None:
-        explanation = found.engine.explain(RequestId(request_id))
+        explanation = witness.explanation or found.engine.explain(RequestId(request_id))
         result["explanation"] = None if explanation is None else explained(explanation)
     return result
 
@@ -96,7 +113,7 @@ def _told(result: dict[str, Any]) -> str:
     if "explanation" in result:
         explanation = result["explanation"]
         if explanation is None:
-            lines.append("the request is not in the log, or was not among the last to end")
+            lines.append("the request is not in the log")
         else:
             lines.append(f"{explanation['request_id']} ({explanation['tenant_id']}): {explanation['text']}")
             lines += [f"  {entry['at_us'] / 1_000:10,.1f} ms  {entry['text']}" for entry in explanation["timeline"]]
