@@ -13,7 +13,8 @@ from gateway.auth import Caller
 from gateway.errors import Reason, Refusal
 from gateway.text import Message, Text, TextError
 from scheduler_engine.policy import PriorityClass, TenantClassPolicy
-from wire.messages import SamplingParameters
+from wire.grammars import fault_of, is_supported
+from wire.messages import Grammar, SamplingParameters
 
 ENCODE_INLINE_CHARACTERS = 16_384  # a longer prompt is encoded in a thread: it would hold up everybody's tokens
 TIERS = {
@@ -111,6 +112,20 @@ async def encode_prompt(text: Text, ask: Ask, context_length: int) -> tuple[int,
     if outside is not None:
         return refusal(Reason.INVALID_VALUE, f"Token id {outside} is outside the vocabulary.")
     return prompt
+
+
+async def grammar_fault(grammar: Grammar | None) -> Refusal | None:
+    """What is wrong with a grammar, told to its author before anything is taken. Where the extra is not installed the
+    worker alone judges it.
+    """
+    if grammar is None or grammar.kind == "json_object" or not is_supported():
+        return None
+    fault = await asyncio.to_thread(fault_of, grammar)
+    if fault is None:
+        return None
+    return Refusal(
+        reason=Reason.INVALID_VALUE, message=f"The schema cannot be followed: {fault}", param="response_format"
+    )
 
 
 def _num_characters(prompt: Prompt) -> int:

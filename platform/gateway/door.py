@@ -17,7 +17,7 @@ from typing import Any
 from billing.pricing import TokenPrices
 from gateway import dispatch
 from gateway.admission import Admission, Denied, Limits, Wish
-from gateway.asking import TIER_OF_CLASS, Ask, effective_max_tokens, encode_prompt, requested_class
+from gateway.asking import TIER_OF_CLASS, Ask, effective_max_tokens, encode_prompt, grammar_fault, requested_class
 from gateway.auth import Caller
 from gateway.errors import Reason, Refusal
 from gateway.ownership import Card, Ownership
@@ -131,7 +131,7 @@ class Door:
         choice = dispatch.choose(self._loads(), ask.model, terms.priority_class)
         if isinstance(choice, Refusal):
             return Denied(choice, unlimited)
-        unable = _beyond(ask, choice)
+        unable = _beyond(ask, choice) or await grammar_fault(ask.sampling.grammar)
         if unable is not None:
             return Denied(unable, unlimited)
         text = self.texts[ask.model]

@@ -105,6 +105,15 @@ async def test_a_response_format_becomes_a_grammar(world: Any, wanted: Any, gram
     assert world.worker.submits[0].sampling.grammar == grammar
 
 
+async def test_a_schema_that_cannot_be_followed_is_refused_with_its_fault_before_anything_is_taken(world: Any) -> None:
+    schema = {"type": "object", "properties": {"city": {"type": "town"}}}
+    with pytest.raises(openai.BadRequestError) as refused:
+        await ask(world, response_format={"type": "json_schema", "json_schema": {"name": "place", "schema": schema}})
+    assert refused.value.param == "response_format"
+    assert "town" in refused.value.body["message"]  # type: ignore[index]
+    assert world.worker.submits == []
+
+
 @pytest.mark.parametrize(
     ("changes", "param"),
     [({"logprobs": True}, "logprobs"), ({"response_format": {"type": "json_object"}}, "response_format")],
