@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from gpu_worker.calibration import measure, warm_up
 from gpu_worker.executor import ConstraintError, DeviceLost, DrawRules, ExecutorShape
 from gpu_worker.kernels.layout import BLOCK_SIZE
 from gpu_worker.kv_cache import KvCache, bytes_per_block
-from gpu_worker.model_runner import ModelRunner, blocks_of
+from gpu_worker.model_runner import SIZES, ModelRunner, blocks_of
 from gpu_worker.models.llama import Llama
 from gpu_worker.models.target import target_for
 from gpu_worker.sampling import GREEDY, NOT_DRAWN, Draw, Sampler, stream_of
@@ -27,6 +28,9 @@ from scheduler_engine.cost import CostConstants
 from scheduler_engine.plan import RowFailure, ScheduledRow, StepPlan, StepResult
 from scheduler_engine.request import RequestId
 from wire.messages import SamplingParameters, TokenLogprob
+
+if TYPE_CHECKING:
+    from gpu_worker.decode_graphs import Capture
 
 MIB = 1 << 20
 CPU_KV_MIB = 512  # of a CPU's memory, which is not the worker's own: a KV pool where none is asked for
@@ -51,7 +55,7 @@ class ModelExecutor:
         self.shape = shape
         self.with_margins = False  # tests record them; a second best costs a pass over the logits
         self._runner = ModelRunner(model, cache)
-        self._cache = cache
+        self.cache = cache
         self._sampler = Sampler(model.config.vocab_size, model.target.device)
         self._clock_ns = clock_ns
         self._stream_of: dict[RequestId, int] = {}
@@ -65,8 +69,8 @@ class ModelExecutor:
         """
         started_ns = self._clock_ns()
         with torch.inference_mode():
-            self._cache.swap_out(plan.swap_out)
-            self._cache.swap_in(plan.swap_in)
+            self.cache.swap_out(plan.swap_out)
+            self.cache.swap_in(plan.swap_in)
             outcome = self._compute(plan.rows)
         return StepResult(
             step=plan.step,
@@ -86,8 +90,16 @@ class ModelExecutor:
         """Runs a few made-up steps over the pool's first blocks: only before the first plan. Takes some seconds."""
         if self._runner.model.target.device.type == "cuda":
             warm_up(self.execute, self.shape)  # kernels choose their tiles at their first call
-            self._runner.capture_decodes(cuda_device.GraphCapture())
-        constants = measure(self.execute, self._cache.measure_copy, self.shape, self._clock_ns)
+            self.capture_decodes(cuda_device.GraphCapture())
+        return self.calibrate_costs()
+
+    def capture_decodes(self, capture: Capture, sizes: Sequence[int] | None = None) -> None:
+        """See ``ModelRunner.capture_decodes``; ``sizes`` as serving has them unless given."""
+        self._runner.capture_decodes(capture, sizes or SIZES)
+
+    def calibrate_costs(self) -> CostConstants:
+        """The part of ``calibrate`` that measures."""
+        constants = measure(self.execute, self.cache.measure_copy, self.shape, self._clock_ns)
         self._stream_of.clear()
         return constants
 
@@ -168,7 +180,7 @@ class ModelExecutor:
 
     def _not_finite(self, row: ScheduledRow) -> RowFailure:
         """The blocks just written are cleared, for their next owner."""
-        self._cache.scrub(row.block_table[row.start // BLOCK_SIZE : blocks_of(row, BLOCK_SIZE)])
+        self.cache.scrub(row.block_table[row.start // BLOCK_SIZE : blocks_of(row, BLOCK_SIZE)])
         return self._failure(row, "not_finite")
 
     def _failed_alone(self, row: ScheduledRow, reason: str) -> RowFailure:
@@ -186,7 +198,7 @@ class ModelExecutor:
         return RowFailure(row.request_id, reason, poison=again)
 
     def _probe(self) -> None:
-        torch.ones(2, device=self._cache.device_pool.device).sum().item()
+        torch.ones(2, device=self.cache.device_pool.device).sum().item()
 
     def _draw(self, row: ScheduledRow, allowed: bytes | None) -> Draw:
         rules = _rules(row)

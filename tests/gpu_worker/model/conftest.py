@@ -168,7 +168,7 @@ class Driver:
         pairs = [BlockCopy(sequence.request_id, device, host) for host, device in enumerate(sequence.table)]
         self.step([], swap_out=pairs)
         for block in sequence.table:
-            self.executor._cache.device_pool[block].fill_(7.0)
+            self.executor.cache.device_pool[block].fill_(7.0)
         self.free[:0] = sequence.table
         sequence.table = [self.free.pop() for _ in pairs]
         back = [BlockCopy(sequence.request_id, sequence.table[host], host) for host in range(len(pairs))]

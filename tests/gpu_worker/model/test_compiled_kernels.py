@@ -70,7 +70,7 @@ def test_among_others(interpreted: ModelExecutor, drive: Any, expected: Sequence
 def test_swapped_on_late_streams_and_recomputed(
     interpreted: ModelExecutor, drive: Any, expected: Sequence[int]
 ) -> None:
-    driver, cache = drive(interpreted), interpreted._cache
+    driver, cache = drive(interpreted), interpreted.cache
     plain: Any = cache._copies
     compute, out, into = NowStream(), LateStream(), LateStream()
     kernels = interpreted._runner.model.target.kernels
@@ -96,7 +96,7 @@ def test_decodes_replayed_in_padded_batches(interpreted: ModelExecutor, drive: A
 
         return replay
 
-    interpreted._runner.capture_decodes(stand_in, sizes=(1, 4))
+    interpreted.capture_decodes(stand_in, sizes=(1, 4))
     driver = drive(interpreted)
     aurora, other = driver.add("aurora", PROMPT, SEEDED), driver.add("nova", [9])
     driver.run(aurora, 3)
@@ -109,7 +109,7 @@ def test_decodes_replayed_in_padded_batches(interpreted: ModelExecutor, drive: A
 
 
 def test_a_step_beyond_what_was_captured_runs_as_ever(interpreted: ModelExecutor, drive: Any) -> None:
-    interpreted._runner.capture_decodes(lambda forward: forward, sizes=(1,))
+    interpreted.capture_decodes(lambda forward: forward, sizes=(1,))
     driver = drive(interpreted)
     alone = list(driver.run(driver.add("alone", [5, 6]), 3))
     pair = [driver.add(name, [5, 6]) for name in ("first", "second")]

@@ -60,7 +60,7 @@ def test_only_a_row_that_ends_at_the_newest_token_samples(tiny_executor: ModelEx
 def test_a_step_is_timed_by_the_clock_it_was_given(tiny_folder: Path) -> None:
     built = build(tiny_folder, kv_mib=1, host_kv_mib=0, threads=0)
     ticks = itertools.count(0, 5_000_000)
-    executor = ModelExecutor(built._runner.model, built._cache, built.shape, clock_ns=lambda: next(ticks))
+    executor = ModelExecutor(built._runner.model, built.cache, built.shape, clock_ns=lambda: next(ticks))
     assert executor.execute(plan(row("a", [1], 0, [0]))).duration_us == 5_000
 
 

@@ -13,14 +13,14 @@ from gpu_worker.random_weights import TINY, RandomWeights
 
 def spoil_swap(bench: self_test.Bench) -> None:
     """Blocks come back from the host as they were not."""
-    swap_in = bench.executor._cache.swap_in
+    swap_in = bench.executor.cache.swap_in
 
     def spoiled(copies: Any) -> None:
         swap_in(copies)
         for copy in copies:
-            bench.executor._cache.device_pool[copy.device_block].add_(0.5)
+            bench.executor.cache.device_pool[copy.device_block].add_(0.5)
 
-    bench.executor._cache.swap_in = spoiled  # type: ignore[method-assign]
+    bench.executor.cache.swap_in = spoiled  # type: ignore[method-assign]
 
 
 def keep_everything(bench: self_test.Bench) -> None:

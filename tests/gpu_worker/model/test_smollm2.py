@@ -106,7 +106,7 @@ import sys
 from gpu_worker.model_executor import build
 from scheduler_engine.plan import ScheduledRow, StepPlan
 executor = build(sys.argv[1], kv_mib=512, host_kv_mib=64, threads=1)
-executor._cache.device_pool.fill_(0.5)
+executor.cache.device_pool.fill_(0.5)
 rows = [ScheduledRow("chunk", [5] * 256, 0, range(16), True, [], None)]
 rows += [ScheduledRow(str(i), [5], 300, range(16 + 19 * i, 35 + 19 * i), True, [], None) for i in range(32)]
 assert not executor.execute(StepPlan(1, tuple(rows), (), (), 288, None)).failed
