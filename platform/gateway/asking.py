@@ -77,6 +77,7 @@ class Ask:
     deadline_ms: int | None = None
     completion_deadline_ms: int | None = None
     max_queue_wait_ms: int | None = None
+    is_return: bool = False  # refused before, and back when told to
     response_id: str | None = None  # given by whoever must know it beforehand: a batch
 
 

@@ -30,7 +30,8 @@ def choose(
 ) -> Choice | Refusal:
     """The open worker with the shortest estimated start, ties by name. Refuses where none serves or all are closed.
 
-    ``also_closed``: for a response that has started elsewhere and is never refused any more.
+    ``also_closed``: for a response that has started elsewhere and is never refused any more, and for one that was told
+    to come back now: the worker knows whether it promised that.
     """
     serving = [load for load in loads if load.model == model and load.ready and not load.draining]
     if not serving:

@@ -128,7 +128,7 @@ class Door:
         if isinstance(terms, Refusal):
             return Denied(terms, Limits(requested_class(caller, ask)))
         unlimited = Limits(terms.priority_class)
-        choice = dispatch.choose(self._loads(), ask.model, terms.priority_class)
+        choice = dispatch.choose(self._loads(), ask.model, terms.priority_class, also_closed=ask.is_return)
         if isinstance(choice, Refusal):
             return Denied(choice, unlimited)
         unable = _beyond(ask, choice) or await grammar_fault(ask.sampling.grammar)
@@ -287,6 +287,7 @@ class Door:
                 ask.deadline_ms, terms.quota.hard_deadline_ms, class_policy.hard_deadline_ms
             ),
             remaining_completion_us=remaining_us(ask.completion_deadline_ms),
+            is_return=ask.is_return,
             max_queue_wait_us=remaining_us(ask.max_queue_wait_ms),
             value_micros=terms.quota.value_micros,
             cache_salt=caller.tenant_id,

@@ -196,6 +196,21 @@ async def test_what_the_worker_gets_is_what_was_asked(world: Any) -> None:
     assert 4_000_000 < submit.remaining_first_token_us <= 5_000_000
     assert submit.remaining_hard_deadline_us == submit.remaining_first_token_us
     assert 0 < submit.max_queue_wait_us <= 700_000
+    assert not submit.is_return
+
+
+async def test_a_try_that_the_client_library_counts_comes_to_the_worker_as_a_return_and_deadlines_stay_apart(
+    world: Any,
+) -> None:
+    await ask(
+        world,
+        extra_headers={"x-stainless-retry-count": "1"},
+        extra_body={"completion_deadline_ms": 5_000},
+    )
+    (submit,) = world.worker.submits
+    assert submit.is_return
+    assert 4_000_000 < submit.remaining_completion_us <= 5_000_000
+    assert submit.remaining_hard_deadline_us is None, "one to the last token is none to the first"
 
 
 async def test_without_max_tokens_the_tenants_default_is_reserved_sent_and_echoed(world: Any) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -40,7 +40,7 @@ async def handle(exchange: Exchange, door: Door, caller: Caller, body: bytes) ->
     request = decode(_decoder, body)
     stream = bool(request.stream)
     ask = ask_of(request, door, exchange.received_at_s, source="sse" if stream else "rest")
-    async with generation.entered(door, caller, [ask]) as group:
+    async with generation.entered(door, caller, [replace(ask, is_return=exchange.is_return)]) as group:
         await generation.respond(exchange, group, frames_of(request, group), stream=stream)
 
 

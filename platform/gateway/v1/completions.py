@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -39,6 +40,7 @@ async def handle(exchange: Exchange, door: Door, caller: Caller, body: bytes) ->
     request = decode(_decoder, body)
     stream = bool(request.stream)
     found = asks_of(request, door, exchange.received_at_s, source="sse" if stream else "rest")
+    found = [replace(ask, is_return=exchange.is_return) for ask in found]
     async with generation.entered(door, caller, found) as group:
         await generation.respond(exchange, group, CompletionFrames(request, group), stream=stream)
 

@@ -92,6 +92,11 @@ class Exchange:
         """The first value, or empty."""
         return next((value.decode("latin-1") for key, value in self.headers if key.lower() == name), "")
 
+    @property
+    def is_return(self) -> bool:
+        """The client library counts its tries: this one was refused before, and told when to come back."""
+        return self.header(b"x-stainless-retry-count") not in ("", "0")
+
     async def json_body(self, limit_bytes: int) -> bytes:
         """The whole body, also a second time. Raises InvalidRequest for another media type, above the limit, too slow
         and broken off.

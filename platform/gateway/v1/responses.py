@@ -9,7 +9,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -73,11 +73,17 @@ class Reading:
 
 
 async def create(
-    runtime: Runtime, caller: Caller, request: ResponseCreate, *, source: str, received_at_s: float
+    runtime: Runtime,
+    caller: Caller,
+    request: ResponseCreate,
+    *,
+    source: str,
+    received_at_s: float,
+    is_return: bool = False,
 ) -> Reading:
     """Lets it in. Raises InvalidRequest."""
     created_at = int(time.time())
-    ask = ask_of(request, runtime.door, source=source, received_at_s=received_at_s)
+    ask = replace(ask_of(request, runtime.door, source=source, received_at_s=received_at_s), is_return=is_return)
     keep = Keep(
         msgspec.json.encode(request),
         created_at,

@@ -32,7 +32,14 @@ async def create(call: Call) -> None:
     exchange, runtime = call.exchange, call.runtime
     request = decode(_decoder, await exchange.json_body(runtime.body_limit_bytes))
     source = "sse" if request.stream else "rest"
-    found = await responses.create(runtime, call.caller, request, source=source, received_at_s=exchange.received_at_s)
+    found = await responses.create(
+        runtime,
+        call.caller,
+        request,
+        source=source,
+        received_at_s=exchange.received_at_s,
+        is_return=exchange.is_return,
+    )
     exchange.priority_class = found.head.priority_class
     with reading(runtime.door, found):
         if request.stream:
