@@ -77,10 +77,9 @@ class _Guard:
     def __init__(self, control_tokens: Collection[str]) -> None:
         self._names = names = sorted(control_tokens, key=len, reverse=True)
         self._token = re.compile("|".join(map(re.escape, names)) or "(?!)")
-        heads = {name[:length] for name in names for length in range(1, len(name))}
-        tails = {name[length:] for name in names for length in range(1, len(name))}
-        self._tail_at_start = re.compile(_longest_first(tails))
-        self._head_at_end = re.compile(f"(?:{_longest_first(heads)})$")
+        self._heads = {name[:length] for name in names for length in range(1, len(name))}
+        self._tails = {name[length:] for name in names for length in range(1, len(name))}
+        self._lengths = range(1, max(map(len, names), default=1))
 
     def guarded(self, value: Any, mark: str) -> Any:
         """The same lists, mappings and texts, with marks in the texts."""
@@ -102,9 +101,10 @@ class _Guard:
             return text
         start = text.index(core)
         marked = self._token.sub(lambda found: found[0][0] + mark + found[0][1:], core)
-        if self._tail_at_start.match(marked) or any(core in name for name in self._names):
+        begins_as_tail = any(marked[:length] in self._tails for length in self._lengths)
+        if begins_as_tail or any(core in name for name in self._names):
             marked = mark + marked
-        if self._head_at_end.search(marked):
+        if any(marked[-length:] in self._heads for length in self._lengths):
             marked += mark
         return text[:start] + marked + text[start + len(core) :]
 
@@ -124,10 +124,6 @@ class _Generation(Extension):
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _longest_first(words: Collection[str]) -> str:
-    return "|".join(map(re.escape, sorted(words, key=len, reverse=True))) or "(?!)"
 
 
 def _unused_character(value: Any) -> str:
