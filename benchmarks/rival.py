@@ -67,10 +67,9 @@ SWEPT = (
     Setting(512),
     Setting(768, watermark=0.05),
     Setting(768, batch_in_flight=240),
-    Setting(512, batch_in_flight=240),
     Setting(768, batch_in_flight=160),
-    Setting(512, batch_in_flight=160),
     Setting(768, batch_in_flight=64),
+    Setting(1_024, batch_in_flight=16),
 )
 
 

@@ -207,8 +207,9 @@ class Night:
         cost = self.cost
         total_ns = cost["base_ns"]
         for name, count in counts.items():
+            total_ns += cost["kv_token_ns"] * (starts[name] + count)
             if count == 1:
-                total_ns += cost["decode_row_ns"] + cost["kv_token_ns"] * (starts[name] + 1)
+                total_ns += cost["decode_row_ns"]
             else:
                 total_ns += count * (cost["prefill_token_ns"] + cost["prefill_context_ns"] * starts[name])
         return -(-total_ns // 1_000)

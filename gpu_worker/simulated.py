@@ -194,9 +194,9 @@ class SimulatedExecutor:
         decode_rows, kv_tokens = len(plan.decodes), plan.decodes.num_attended
         for row in plan.chunks:
             num_tokens = len(row.token_ids)
+            kv_tokens += row.start + num_tokens  # a chunk reads what it attends to once
             if num_tokens == 1:
                 decode_rows += 1
-                kv_tokens += row.start + 1
             else:
                 prefill_tokens += num_tokens
                 prefill_context += num_tokens * row.start
