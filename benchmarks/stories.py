@@ -42,14 +42,14 @@ MIXES = (
     Mix(
         "azure2023 conv + code + arxiv batch",
         ("azure2023_conv", "default=azure2023_code", "arxiv_summarization_lengths"),
-        15,
+        8,
     ),
-    Mix("servegen m-large, one tenant floods", ("servegen_mlarge_1h",), 15),
-    Mix("the same, twice as fast", ("servegen_mlarge_1h",), 10, speed=2.0),
-    Mix("servegen r1", ("servegen_r1_1h",), 15),
+    Mix("servegen m-large, one tenant floods", ("servegen_mlarge_1h",), 10),
+    Mix("the same, twice as fast", ("servegen_mlarge_1h",), 5, speed=2.0),
+    Mix("servegen r1", ("servegen_r1_1h",), 10),
     Mix("lmsys arena, 27 tenants, 8 times as fast", ("lmsys_arena_27tenants_10min",), 2, speed=8.0),
-    Mix("mooncake conversation, half as fast", ("mooncake_conversation",), 10, speed=0.5),
-    Mix("mooncake synthetic, half as fast", ("mooncake_synthetic",), 10, speed=0.5),
+    Mix("mooncake conversation, half as fast", ("mooncake_conversation",), 5, speed=0.5),
+    Mix("mooncake synthetic, half as fast", ("mooncake_synthetic",), 5, speed=0.5),
     Mix("offline job as default class", ("default=servegen_offline_d_sample160",), 5),
 )
 
@@ -57,26 +57,26 @@ MIXES = (
 KNOBS: tuple[tuple[str, int, str, tuple[int, ...], tuple[str, ...]], ...] = (
     (
         "flood",
-        240,
+        120,
         "interactive.step_cap_percent",
         (5, 15, 50),
         ("interactive TTFT p99, ms", "batch work, share of batch alone"),
     ),
     (
         "flood",
-        240,
+        120,
         "interactive.tbt_target_ms",
         (25, 50, 150),
         ("interactive ITL p99, ms", "batch work, share of batch alone"),
     ),
     (
         "flood",
-        240,
+        120,
         "batch.token_budget_max",
         (1_024, 2_048, 8_192),
         ("interactive TTFT p99, ms", "batch work, share of batch alone"),
     ),
-    ("flood", 240, "batch.floor_percent", (0, 5, 30), ("interactive TTFT p99, ms", "batch work, share of batch alone")),
+    ("flood", 120, "batch.floor_percent", (0, 5, 30), ("interactive TTFT p99, ms", "batch work, share of batch alone")),
     (
         "tenant_flood",
         100,
@@ -93,14 +93,14 @@ KNOBS: tuple[tuple[str, int, str, tuple[int, ...], tuple[str, ...]], ...] = (
     ),
     (
         "long_decodes",
-        240,
+        120,
         "batch.cap_memory_percent",
         (60, 94, 100),
         ("interactive TTFT p99, ms", "batch work, share of batch alone"),
     ),
     (
         "long_decodes",
-        240,
+        120,
         "batch.cap_slots_percent",
         (50, 100),
         ("interactive TTFT p99, ms", "batch work, share of batch alone"),

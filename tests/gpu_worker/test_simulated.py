@@ -27,7 +27,7 @@ def plan(*rows: ScheduledRow, swap_out: tuple[BlockCopy, ...] = ()) -> StepPlan:
 def test_a_step_takes_what_the_cost_model_says_on_the_clock_it_was_given() -> None:
     clock = VirtualClock()
     result = SimulatedExecutor(TOY, clock).execute(plan(prefill("a", 100), decode("b", 49, [1])))
-    assert result.duration_us == clock.now_us() == 6_000 + 100 * 45 + 30 + 10  # and 150 tokens attended at 65 ns, rounded up
+    assert result.duration_us == clock.now_us() == 6_000 + 100 * 45 + 30 + 10  # 150 tokens attended at 65 ns
 
 
 def test_copies_take_their_time_before_the_forward() -> None:
