@@ -195,7 +195,7 @@ def _operations(made: Batch, count: int) -> set[str]:
 
 
 def test_no_line_fails_because_its_tenant_may_send_no_more_just_now(platform: Platform, owners: Owners) -> None:
-    """P11. A limit of one request a second: the lines wait, and all are answered."""
+    """P04. A limit of one request a second holds for lines too: they wait, and all are answered."""
     change("bulk", requests_per_minute=60)
     try:
         ended = wait(platform, create(platform, [request_line(str(n)) for n in range(63)]), "completed")
@@ -289,3 +289,26 @@ def test_an_output_file_may_be_given_a_shorter_life(platform: Platform, owners: 
     file = platform.client("bulk").files.retrieve(ended.output_file_id)
     assert file.expires_at == file.created_at + 3_600
     assert file.purpose == "batch_output"
+
+
+def test_a_line_is_counted_and_charged_like_the_same_request_alone(
+    platform: Platform, owners: Owners, settle: Callable[[], None]
+) -> None:
+    """P11. Other words of the same length, so that neither finds the other's prefix in the cache."""
+    line = request_line("a", "ten of clubs", max_completion_tokens=7, ignore_eos=True)
+    other = request_line("a", "six of spoon", max_completion_tokens=7, ignore_eos=True)
+    alone = platform.client("bulk").chat.completions.create(**_arguments(other["body"]))
+    ended = wait(platform, create(platform, [line]), "completed")
+    body = results(platform, ended.output_file_id)["a"]["response"]["body"]
+    assert alone.usage is not None
+    assert body["usage"] == alone.usage.model_dump(exclude_none=True)
+    settle()
+    rows = [UsageRequest.objects.get(id=answer.removeprefix("chatcmpl-")) for answer in (alone.id, body["id"])]
+    first, second = [(one.prompt_tokens, one.output_tokens, one.cost_micros, one.priority_class) for one in rows]
+    assert first == second
+    assert [one.source for one in rows] == ["rest", "batch"]
+
+
+def _arguments(body: dict[str, Any]) -> dict[str, Any]:
+    own = {name: value for name, value in body.items() if name != "ignore_eos"}
+    return {**own, "service_tier": "flex", "extra_body": {"ignore_eos": body["ignore_eos"]}}
