@@ -30,14 +30,19 @@ DIVERGED, UNUSABLE = 1, 2
 
 
 class ProgressBar:
-    """On a terminal only. Always: at most a hundred lines are drawn."""
+    """On a terminal a bar, for a program lines of JSON, else nothing. Always: at most a hundred of them are drawn."""
 
-    def __init__(self) -> None:
-        self._is_shown = sys.stderr.isatty()
+    def __init__(self, as_lines: bool) -> None:
+        self._as_lines = as_lines
+        self._is_shown = sys.stderr.isatty() and not as_lines
         self._drawn = -1
 
     def show(self, doing: str, done: float) -> None:
         percent = int(100 * done)
+        if self._as_lines and percent != self._drawn:
+            self._drawn = percent
+            sys.stderr.write(json.dumps({"doing": doing, "percent": percent}) + "\n")
+            sys.stderr.flush()
         if self._is_shown and percent != self._drawn:
             self._drawn = percent
             filled = 30 * percent // 100
@@ -126,8 +131,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--explain", metavar="REQUEST", help="why this request waited")
     parser.add_argument("--policy", type=Path, metavar="FILE", help="what the traffic would have met under this policy")
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
+    parser.add_argument("--progress", action="store_true", help="a line of JSON on stderr for each percent done")
     found = parser.parse_args(arguments)
-    bar = ProgressBar()
+    bar = ProgressBar(found.progress)
     try:
         files = log_files(found.log)
         recorded_by = files[0].boot().engine

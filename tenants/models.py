@@ -23,7 +23,7 @@ from tenants.roles import Role
 
 CLASS_CHOICES = [(name.label, name.label) for name in ClassName]
 CLASS_LABELS = [name.label for name in ClassName]
-PROPOSAL_STATES = ["waiting", "applied", "withdrawn", "conflict"]
+PROPOSAL_STATES = ["draft", "waiting", "applied", "withdrawn", "conflict"]
 ROLE_CHOICES = [(role.value, role.value) for role in Role]
 MAX_TOKENS_DEFAULT = 512
 DEFAULT_ABOVE_CAP = "default max tokens must not lie above max tokens cap"
@@ -383,12 +383,13 @@ class PolicyVersion(models.Model):
 
 
 class PolicyProposal(models.Model):
-    """An edit that waits: for its moment, for a second person, or for both.
+    """An edit that waits: to be sent off, for its moment, for a second person, or for all of them.
 
     Always: applied at most once; what it changes is the difference between ``document`` and version ``based_on``.
     """
 
     class State(models.TextChoices):
+        DRAFT = "draft", "draft"
         WAITING = "waiting", "waiting"
         APPLIED = "applied", "applied"
         WITHDRAWN = "withdrawn", "withdrawn"

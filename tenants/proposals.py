@@ -26,24 +26,41 @@ WAITING = PolicyProposal.State.WAITING
 def propose(
     *, actor: str, document: Document, based_on: int, reason: str = "", effective_from: datetime | None = None
 ) -> PolicyProposal:
-    """Keeps an edit for later. Raises ValidationError where the engine would refuse it or it changes nothing.
+    """``draft`` and ``send_off`` in one."""
+    drafted = draft(actor=actor, document=document, based_on=based_on)
+    return send_off(actor=actor, proposal_id=drafted.id, reason=reason, effective_from=effective_from)
 
-    One that nobody must approve and that is due is applied at once.
-    """
+
+def draft(*, actor: str, document: Document, based_on: int) -> PolicyProposal:
+    """Keeps an edit to be looked at. Raises ValidationError where the engine would refuse it or it changes nothing."""
     start = _start(based_on)
     _read(document)
     if not diff(start, document):
         raise ValidationError("this edit changes nothing")
     proposal = PolicyProposal(
-        document=document,
-        based_on=based_on,
-        reason=reason,
-        created_by=actor,
-        effective_from=effective_from,
-        needs_approval=settings.RUBATO_POLICY_NEEDS_APPROVAL,
+        document=document, based_on=based_on, created_by=actor, state=PolicyProposal.State.DRAFT
     )
     with change_by(actor):
         proposal.save(force_insert=True)
+    return proposal
+
+
+def send_off(
+    *, actor: str, proposal_id: UUID, reason: str = "", effective_from: datetime | None = None
+) -> PolicyProposal:
+    """A draft of one's own is meant. One that nobody must approve and that is due is applied at once.
+
+    Raises ValidationError for another's draft and for one that was sent off before.
+    """
+    with change_by(actor):
+        proposal = PolicyProposal.objects.select_for_update().get(id=proposal_id)
+        if proposal.state != PolicyProposal.State.DRAFT:
+            raise ValidationError(f"this edit is {proposal.state} already")
+        if proposal.created_by != actor:
+            raise ValidationError(f"this draft is {proposal.created_by}'s")
+        proposal.state, proposal.reason, proposal.effective_from = WAITING, reason, effective_from
+        proposal.needs_approval = settings.RUBATO_POLICY_NEEDS_APPROVAL
+        proposal.save(update_fields=["state", "reason", "effective_from", "needs_approval"])
     if not proposal.needs_approval and (effective_from is None or effective_from <= timezone.now()):
         _apply(proposal)
     return proposal
@@ -67,7 +84,7 @@ def approve(*, actor: str, proposal_id: UUID) -> PolicyProposal:
 def withdraw(*, actor: str, proposal_id: UUID) -> bool:
     """False where it had been applied or withdrawn before."""
     with change_by(actor):
-        waiting = PolicyProposal.objects.filter(id=proposal_id, state=WAITING)
+        waiting = PolicyProposal.objects.filter(id=proposal_id, state__in=[WAITING, PolicyProposal.State.DRAFT])
         return bool(waiting.update(state=PolicyProposal.State.WITHDRAWN, outcome=f"by {actor}"))
 
 

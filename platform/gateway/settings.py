@@ -121,6 +121,7 @@ RUBATO_POLICY_DOCUMENT = "billing.selectors.current_policy_document"
 RUBATO_POLICY_PUBLISHER = "gateway.policy_feed.publish"
 RUBATO_POLICY_NEEDS_APPROVAL = _flag("RUBATO_POLICY_NEEDS_APPROVAL")  # a second person agrees to each policy edit
 RUBATO_KEY_PUBLISHER = "gateway.policy_feed.revoked"
+RUBATO_RECORDED_DIR = os.environ.get("RUBATO_RECORDED_DIR") or str(DATA_DIR / "recorded")  # what workers record
 RUBATO_EXECUTOR = os.environ.get("RUBATO_EXECUTOR", "model")  # "model" or "simulated"
 RUBATO_MODEL_PATH = os.environ.get("RUBATO_MODEL_PATH", "")  # empty: a vocabulary of bytes, for the simulated executor
 RUBATO_DEMO_MODEL_PATH = BASE_DIR / ".models" / "SmolLM2-135M-Instruct.Q4_1.gguf"  # where gpu_worker.demo_model puts it

@@ -10,6 +10,7 @@ urlpatterns = [
     path("admin/", admin.site.urls),
     path("v1/organization/", include("gateway.management_api.urls")),
     path("account/", include("allauth.urls")),
+    path("operator/policy/", include("gateway.desk.urls")),
     path("", include("gateway.console.urls")),
 ]
 

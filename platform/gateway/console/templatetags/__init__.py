@@ -1,0 +1,1 @@
+"""What templates of the pages for people need beyond Django's own."""

@@ -1,0 +1,56 @@
+"""A replay's result as rows of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from django import template
+
+register = template.Library()
+
+RUNS = (("happened", "happened"), ("model", "model"), ("what_if", "this edit"))
+
+
+@register.filter
+def words(text: str) -> list[str]:
+    return text.split()
+
+
+@register.filter
+def named(name: str, names: Mapping[str, str]) -> str:
+    """A tenant's name for its id; anything else as it is."""
+    return names.get(name, name)
+
+
+@register.filter
+def signed(percent: float | None) -> str:
+    return "unknown" if percent is None else f"{percent:+.1f} %"
+
+
+@register.filter
+def replay_rows(result: Mapping[str, Any], kind: str) -> Iterator[dict[str, Any]]:
+    """Three rows a class or tenant: what happened, what the model makes of the same policy, and what of the edit."""
+    names = dict.fromkeys(name for run, _ in RUNS for name in result[run][kind])
+    for name in names:
+        is_first = True
+        for run, title in RUNS:
+            row = result[run][kind].get(name)
+            if row is not None:
+                yield {
+                    "name": name,
+                    "run": title,
+                    "run_key": run,
+                    "is_first": is_first,
+                    "requests": row["requests"],
+                    "refused": sum(row["refused"].values()),
+                    "p50": _ms(row["ttft_ms"]["p50"]),
+                    "p99": _ms(row["ttft_ms"]["p99"]),
+                    "tokens_per_s": row["tokens_per_s"],
+                    "preempted": sum(row["preemptions"].values()),
+                }
+                is_first = False
+
+
+def _ms(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}"

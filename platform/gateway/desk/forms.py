@@ -1,0 +1,147 @@
+"""The quota matrix and the class parameters as forms over a policy document. Bounds are the engine's; saves nothing."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from scheduler_engine.policy import ClassPolicy, TenantClassPolicy, bounds_of
+from tenants.policy_changes import Document
+
+UNITS: dict[str, str] = {
+    "allowed": "",
+    "weight": "share",
+    "value_micros": "micros a token",
+    "requests_per_minute": "a minute",
+    "tokens_per_minute": "a minute",
+    "concurrency": "at once",
+    "money_micros": "micros a window",
+    "money_window": "",
+    "default_max_tokens": "tokens",
+    "max_tokens_cap": "tokens",
+    "hard_deadline_ms": "ms",
+}
+CELL_FIELDS = tuple(one.name for one in fields(TenantClassPolicy) if one.name not in ("tenant_id", "priority_class"))
+CLASS_FIELDS = tuple(one.name for one in fields(ClassPolicy) if one.name != "priority_class")
+WINDOWS = ("day", "month")
+
+
+@dataclass(slots=True)
+class Box:
+    """One input: what it is called in the form, what stands in it, and what is wrong with that."""
+
+    name: str
+    label: str
+    value: Any
+    unit: str = ""
+    wrong: str = ""
+
+    @property
+    def kind(self) -> str:
+        if self.name.endswith(".allowed"):
+            return "tick"
+        return "window" if self.name.endswith(".money_window") else "number"
+
+
+@dataclass(slots=True)
+class Cell:
+    """One tenant and class. ``share_percent``: of the class's device time, while all who may are busy."""
+
+    tenant_id: str
+    tenant: str
+    priority_class: str
+    boxes: list[Box]
+    share_percent: float | None
+
+
+@dataclass(slots=True)
+class Edited:
+    """A document with the form's values in it, and every box that cannot stand."""
+
+    document: Document
+    wrong: dict[str, str] = field(default_factory=dict)
+
+
+def cells(document: Document, names: Mapping[str, str], shown: Iterable[str]) -> list[Cell]:
+    """The matrix of these tenants, in the order of their names and of the classes."""
+    wanted = set(shown)
+    totals: dict[str, int] = {}
+    for row in document["tenants"]:
+        if row["allowed"]:
+            totals[row["priority_class"]] = totals.get(row["priority_class"], 0) + row["weight"]
+    found = [
+        Cell(
+            row["tenant_id"],
+            names.get(row["tenant_id"], row["tenant_id"]),
+            row["priority_class"],
+            [Box(box_name(row, name), name, row[name], UNITS[name]) for name in CELL_FIELDS],
+            100 * row["weight"] / totals[row["priority_class"]] if row["allowed"] else None,
+        )
+        for row in document["tenants"]
+        if row["tenant_id"] in wanted
+    ]
+    ranks = {label: rank for rank, label in enumerate(document["classes"])}
+    return sorted(found, key=lambda cell: (cell.tenant, cell.tenant_id, ranks[cell.priority_class]))
+
+
+def class_rows(document: Document) -> list[tuple[str, list[Box]]]:
+    """A row a parameter, a box a class."""
+    return [
+        (name, [Box(f"class.{label}.{name}", label, row[name]) for label, row in document["classes"].items()])
+        for name in CLASS_FIELDS
+    ]
+
+
+def box_name(row: Mapping[str, Any], name: str) -> str:
+    return f"{row['tenant_id']}.{row['priority_class']}.{name}"
+
+
+def edited(document: Document, posted: Mapping[str, str]) -> Edited:
+    """The document with what was posted. A cell takes part where its ``.weight`` came; an unticked box is not sent."""
+    made = Edited(copy.deepcopy(document))
+    for row in made.document["tenants"]:
+        if box_name(row, "weight") in posted:
+            for name in CELL_FIELDS:
+                _read_into(made, row, name, box_name(row, name), posted, TenantClassPolicy)
+    for label, row in made.document["classes"].items():
+        for name in CLASS_FIELDS:
+            if f"class.{label}.{name}" in posted:
+                _read_into(made, row, name, f"class.{label}.{name}", posted, ClassPolicy)
+    return made
+
+
+def _read_into(
+    made: Edited,
+    row: dict[str, Any],
+    name: str,
+    box: str,
+    posted: Mapping[str, str],
+    kind: type[TenantClassPolicy] | type[ClassPolicy],
+) -> None:
+    text = posted.get(box, "").strip()
+    if name == "allowed":
+        row[name] = text == "on"
+    elif name == "money_window":
+        if text not in WINDOWS:
+            made.wrong[box] = "day or month"
+        else:
+            row[name] = text
+    else:
+        value, wrong = _number(text, *bounds_of(kind)[name])
+        if wrong:
+            made.wrong[box] = wrong
+        else:
+            row[name] = value
+
+
+def _number(text: str, least: int, most: int, may_be_empty: bool) -> tuple[int | None, str]:
+    span = f"a whole number from {least} to {most}{', or empty' if may_be_empty else ''}"
+    if not text:
+        return (None, "") if may_be_empty else (None, span)
+    digits = text.replace(" ", "").replace("\u202f", "").replace(",", "").replace("_", "")
+    if not (digits.lstrip("-").isascii() and digits.lstrip("-").isdigit() and len(digits) <= 19):
+        return None, span
+    value = int(digits)
+    return (value, "") if least <= value <= most else (None, span)

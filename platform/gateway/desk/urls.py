@@ -1,0 +1,15 @@
+"""Where the desk's pages are."""
+
+from django.urls import path
+
+from gateway.desk import views
+
+urlpatterns = [
+    path("", views.matrix, name="desk"),
+    path("classes", views.classes, name="desk-classes"),
+    path("edits/<uuid:proposal_id>", views.proposal, name="desk-proposal"),
+    path("edits/<uuid:proposal_id>/preview", views.preview, name="desk-preview"),
+    path("history", views.history, name="desk-history"),
+    path("versions/<int:number>", views.version, name="desk-version"),
+    path("pause/<uuid:tenant_id>/<slug:label>", views.pause, name="desk-pause"),
+]

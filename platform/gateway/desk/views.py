@@ -1,0 +1,336 @@
+"""The desk's pages, for staff who may change quotas. They translate; forms.py reads, proposals.py writes."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from django.contrib import messages
+from django.contrib.admin.views.decorators import staff_member_required
+from django.contrib.auth.decorators import permission_required
+from django.core.exceptions import ValidationError
+from django.db.models import Q
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.utils import timezone
+from django.utils.dateparse import parse_datetime
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_POST
+
+from billing.models import UsageRequest
+from gateway.desk import forms
+from gateway.desk.door_preview import Call, Refused, refused
+from gateway.desk.preview import Previews
+from tenants import audit, proposals, selectors, services
+from tenants.models import PolicyProposal, PolicyVersion, PriorityClass, QuotaPolicy, Tenant
+from tenants.policy_changes import Change, Document, diff, places
+
+TENANTS_A_PAGE = 20
+VERSIONS_A_PAGE = 50
+MOST_CALLS = 200_000
+HOUR = timedelta(hours=1)
+
+
+def operator(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
+    """Staff who may change quotas; every change is on record with a request id."""
+
+    def inside(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        with audit.request(f"req_{uuid.uuid4().hex}", request.POST.get("reason", "")[:1_000]):
+            return view(request, *args, **kwargs)
+
+    allowed = permission_required("tenants.change_quotapolicy", raise_exception=True)(inside)
+    return never_cache(staff_member_required(allowed))
+
+
+@operator
+def matrix(request: HttpRequest) -> HttpResponse:
+    """The quota matrix of the tenants that are searched for; a POST makes a draft."""
+    found = Tenant.objects.order_by("name", "id")
+    wanted = request.GET.get("q", "").strip()
+    if wanted:
+        found = found.filter(Q(name__icontains=wanted) | Q(slug__icontains=wanted))
+    number = _page_number(request)
+    shown = list(found[number * TENANTS_A_PAGE : (number + 1) * TENANTS_A_PAGE + 1])
+    tenants = shown[:TENANTS_A_PAGE]
+    names = {str(tenant.id): tenant.name for tenant in tenants}
+    current = _in_force()
+    table = forms.cells(current.policy, names, names)
+    if request.method == "POST" and (answer := _drafted(request, [box for cell in table for box in cell.boxes])):
+        return answer
+    context = {
+        "cells": table,
+        "columns": [(name, forms.UNITS[name]) for name in forms.CELL_FIELDS],
+        "windows": forms.WINDOWS,
+        "version": _based_on(request, current.version),
+        "q": wanted,
+        "number": number,
+        "has_more": len(shown) > TENANTS_A_PAGE,
+    }
+    return render(request, "operator/policy/matrix.html", context)
+
+
+@operator
+def classes(request: HttpRequest) -> HttpResponse:
+    """The parameters of the three classes; a POST makes a draft."""
+    current = _in_force()
+    rows = forms.class_rows(current.policy)
+    if request.method == "POST" and (answer := _drafted(request, [box for _, boxes in rows for box in boxes])):
+        return answer
+    help_texts = {name: _help(name) for name, _ in rows}
+    context = {
+        "rows": [(name, help_texts[name], boxes) for name, boxes in rows],
+        "labels": list(current.policy["classes"]),
+        "version": _based_on(request, current.version),
+    }
+    return render(request, "operator/policy/classes.html", context)
+
+
+@operator
+def proposal(request: HttpRequest, proposal_id: uuid.UUID) -> HttpResponse:
+    """One edit: what it changes, what it collides with, what it would have done, and what can be done with it."""
+    found = get_object_or_404(PolicyProposal, id=proposal_id)
+    if request.method == "POST":
+        return _act(request, found)
+    edit, refusals = proposals.what_it_does(found)
+    names = {str(tenant_id): name for tenant_id, name in Tenant.objects.values_list("id", "name")}
+    context = {
+        "proposal": found,
+        "changes": [_named(change, names) for change in edit],
+        "conflicts": refusals,
+        "door": [_named_refusal(one, names) for one in _at_the_door(found.document, edit)],
+        "preview": Previews().find(str(found.id)),
+        "names": names,
+        "is_mine": found.created_by == request.user.get_username(),
+    }
+    return render(request, "operator/policy/proposal.html", context)
+
+
+@operator
+def preview(request: HttpRequest, proposal_id: uuid.UUID) -> HttpResponse:
+    """GET: how far the replay is (a fragment that asks again while it runs). POST: start it, or stop it."""
+    found = get_object_or_404(PolicyProposal, id=proposal_id)
+    previews = Previews()
+    if request.method == "POST":
+        if request.POST.get("action") == "stop":
+            previews.stop(str(found.id))
+        else:
+            previews.start(str(found.id), found.document)
+        if "X-Fragment" not in request.headers:
+            return redirect("desk-proposal", proposal_id=found.id)
+    names = {str(tenant_id): name for tenant_id, name in Tenant.objects.values_list("id", "name")}
+    context = {"proposal": found, "preview": previews.find(str(found.id)), "names": names}
+    return render(request, "operator/policy/preview.html", context)
+
+
+@operator
+def history(request: HttpRequest) -> HttpResponse:
+    """Versions and waiting edits, newest first."""
+    open_states = [PolicyProposal.State.WAITING, PolicyProposal.State.DRAFT, PolicyProposal.State.CONFLICT]
+    context = {
+        "versions": PolicyVersion.objects.defer("document")[:VERSIONS_A_PAGE],
+        "waiting": PolicyProposal.objects.filter(state__in=open_states)[:VERSIONS_A_PAGE],
+        "current": _in_force().version,
+    }
+    return render(request, "operator/policy/history.html", context)
+
+
+@operator
+def version(request: HttpRequest, number: int) -> HttpResponse:
+    """What one version changed against the one before, and what going back to it would change. POST goes back."""
+    then = selectors.policy_at(number)
+    if then is None:
+        raise Http404("There is no such version.")
+    current = _in_force()
+    if request.method == "POST":
+        return _go_back(request, number)
+    names = {str(tenant_id): name for tenant_id, name in Tenant.objects.values_list("id", "name")}
+    before = selectors.policy_at(number - 1)
+    known = places(then.policy)
+    back = [change for change in diff(current.policy, then.policy) if change.place in known]
+    context = {
+        "version": get_object_or_404(PolicyVersion, version=number),
+        "changes": [_named(one, names) for one in diff(before.policy, then.policy)] if before else [],
+        "back": [_named(one, names) for one in back],
+        "current": current.version,
+    }
+    return render(request, "operator/policy/version.html", context)
+
+
+@operator
+@require_POST
+def pause(request: HttpRequest, tenant_id: uuid.UUID, label: str) -> HttpResponse:
+    """Emergency: the cell lets nobody in any more, within a second, without approval; or does so again."""
+    row = get_object_or_404(QuotaPolicy, tenant_id=tenant_id, priority_class=label)
+    row.allowed = request.POST.get("action") == "resume"
+    what = "resumed" if row.allowed else "paused"
+    services.save_quotas(
+        actor=request.user.get_username(),
+        policies=[selectors.tenant_class_policy(row)],
+        reason=f"emergency: {what}. {request.POST.get('reason', '')}".strip(),
+    )
+    messages.success(request, f"{row.tenant.name}, {label}: {what}.")
+    return redirect("desk")
+
+
+def _act(request: HttpRequest, found: PolicyProposal) -> HttpResponse:
+    actor, action = request.user.get_username(), request.POST.get("action")
+    try:
+        if action == "send":
+            found = proposals.send_off(
+                actor=actor,
+                proposal_id=found.id,
+                reason=request.POST.get("reason", "")[:1_000],
+                effective_from=_moment(request),
+            )
+        elif action == "approve":
+            found = proposals.approve(actor=actor, proposal_id=found.id)
+        elif action == "withdraw":
+            proposals.withdraw(actor=actor, proposal_id=found.id)
+            messages.success(request, "The edit is withdrawn.")
+            return redirect("desk-history")
+    except ValidationError as refusal:
+        messages.error(request, " ".join(refusal.messages))
+    else:
+        _tell(request, found)
+    return redirect("desk-proposal", proposal_id=found.id)
+
+
+def _tell(request: HttpRequest, found: PolicyProposal) -> None:
+    match found.state:
+        case PolicyProposal.State.APPLIED:
+            messages.success(request, f"In force: {found.outcome}.")
+        case PolicyProposal.State.CONFLICT:
+            messages.error(request, f"Not in force: {found.outcome}. Make the edit again on the policy as it is now.")
+        case _:
+            messages.success(request, "The edit waits.")
+
+
+def _go_back(request: HttpRequest, number: int) -> HttpResponse:
+    try:
+        saved = proposals.roll_back(
+            actor=request.user.get_username(),
+            to_version=number,
+            expected_version=int(request.POST.get("version", "0")),
+            reason=request.POST.get("reason", "")[:1_000],
+        )
+    except services.StalePolicy as stale:
+        messages.error(request, f"Somebody saved version {stale.version} since you looked: look again.")
+    except ValidationError as refusal:
+        messages.error(request, " ".join(refusal.messages))
+    else:
+        messages.success(request, f"Version {saved.version} is in force; it equals version {number}.")
+    return redirect("desk-version", number=number)
+
+
+def _drafted(request: HttpRequest, boxes: list[forms.Box]) -> HttpResponse | None:
+    """The way to the draft; None where something is wrong, which then stands at its box."""
+    posted: Mapping[str, str] = request.POST.dict()
+    based_on = _based_on(request, 0)
+    start = selectors.policy_at(based_on)
+    if start is None:
+        messages.error(request, "This form is of no policy version we know; here is the one in force.")
+        return None
+    made = forms.edited(start.policy, posted)
+    for box in boxes:
+        if box.name in posted:
+            box.value = posted[box.name]
+        box.wrong = made.wrong.get(box.name, "")
+    if made.wrong:
+        messages.error(request, f"{len(made.wrong)} fields cannot be as they are; nothing was saved.")
+        return None
+    try:
+        drafted = proposals.draft(actor=request.user.get_username(), document=made.document, based_on=based_on)
+    except ValidationError as refusal:
+        messages.error(request, " ".join(refusal.messages))
+        return None
+    return redirect("desk-proposal", proposal_id=drafted.id)
+
+
+def _at_the_door(document: Document, edit: list[Change]) -> list[Refused]:
+    """For the places that the edit touches, over the calls of the last hour."""
+    touched = {change.place for change in edit}
+    limits = {place: row for place, row in places(document).items() if place in touched}
+    if not any(not place.startswith("class ") for place in limits):
+        return []
+    return refused(_calls(timezone.now()), limits)
+
+
+def _calls(now: Any) -> list[Call]:
+    rows = UsageRequest.objects.filter(reserved_at__gte=now - HOUR, reserved_at__lte=now).order_by("reserved_at")
+    columns = (
+        "tenant_id",
+        "priority_class",
+        "reserved_at",
+        "ended_at",
+        "reserved_tokens",
+        "prompt_tokens",
+        "output_tokens",
+    )
+    return [
+        Call(
+            at_us=_us(reserved_at),
+            ended_us=_us(ended_at or now),
+            place=f"{tenant_id} {label}",
+            reserved_tokens=reserved,
+            used_tokens=prompt + output,
+        )
+        for tenant_id, label, reserved_at, ended_at, reserved, prompt, output in rows.values_list(*columns)[:MOST_CALLS]
+    ]
+
+
+def _us(moment: Any) -> int:
+    return int(moment.timestamp() * 1_000_000)
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A change or a refusal with the tenant's name in place of its id."""
+
+    place: str
+    what: Any
+
+
+def _named(change: Change, names: Mapping[str, str]) -> Named:
+    return Named(_place(change.place, names), change)
+
+
+def _named_refusal(one: Refused, names: Mapping[str, str]) -> Named:
+    return Named(_place(one.place, names), one)
+
+
+def _place(place: str, names: Mapping[str, str]) -> str:
+    head, _, label = place.partition(" ")
+    return place if head == "class" else f"{names.get(head, head)}, {label}"
+
+
+def _in_force() -> selectors.StoredPolicy:
+    return selectors.current_policy() or selectors.StoredPolicy(0, selectors.live_policy(0))
+
+
+def _based_on(request: HttpRequest, otherwise: int) -> int:
+    text = request.POST.get("version", "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else otherwise
+
+
+def _page_number(request: HttpRequest) -> int:
+    text = request.GET.get("page", "0")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 6 else 0
+
+
+def _moment(request: HttpRequest) -> Any:
+    """Local time of the form's zone; None for at once. Raises ValidationError."""
+    text = request.POST.get("effective_from", "").strip()
+    if not text:
+        return None
+    moment = parse_datetime(text)
+    if moment is None:
+        raise ValidationError("write the moment as 2026-12-01T08:00")
+    return moment if moment.tzinfo else moment.replace(tzinfo=ZoneInfo("UTC"))
+
+
+def _help(name: str) -> str:
+    return str(getattr(PriorityClass._meta.get_field(name), "help_text", ""))
