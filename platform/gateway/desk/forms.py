@@ -7,22 +7,23 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from scheduler_engine.policy import ClassPolicy, TenantClassPolicy, bounds_of
+from scheduler_engine.policy import ClassPolicy, PriorityClass, TenantClassPolicy, bounds_of
 from tenants.policy_changes import Document
 
-UNITS: dict[str, str] = {
-    "allowed": "",
-    "weight": "share",
-    "value_micros": "micros a token",
-    "requests_per_minute": "a minute",
-    "tokens_per_minute": "a minute",
-    "concurrency": "at once",
-    "money_micros": "micros a window",
-    "money_window": "",
-    "default_max_tokens": "tokens",
-    "max_tokens_cap": "tokens",
-    "hard_deadline_ms": "ms",
+COLUMNS: dict[str, tuple[str, str]] = {  # field: (what it is called, its unit)
+    "allowed": ("may", ""),
+    "weight": ("weight", "a share"),
+    "value_micros": ("value", "micros/token"),
+    "requests_per_minute": ("requests", "a minute"),
+    "tokens_per_minute": ("tokens", "a minute"),
+    "concurrency": ("calls", "at once"),
+    "money_micros": ("money", "micros"),
+    "money_window": ("in a", ""),
+    "default_max_tokens": ("answer", "tokens, default"),
+    "max_tokens_cap": ("answer", "tokens, at most"),
+    "hard_deadline_ms": ("deadline", "ms"),
 }
+RANKS = {name.label: rank for rank, name in enumerate(PriorityClass)}
 CELL_FIELDS = tuple(one.name for one in fields(TenantClassPolicy) if one.name not in ("tenant_id", "priority_class"))
 CLASS_FIELDS = tuple(one.name for one in fields(ClassPolicy) if one.name != "priority_class")
 WINDOWS = ("day", "month")
@@ -35,7 +36,6 @@ class Box:
     name: str
     label: str
     value: Any
-    unit: str = ""
     wrong: str = ""
 
     @property
@@ -76,20 +76,19 @@ def cells(document: Document, names: Mapping[str, str], shown: Iterable[str]) ->
             row["tenant_id"],
             names.get(row["tenant_id"], row["tenant_id"]),
             row["priority_class"],
-            [Box(box_name(row, name), name, row[name], UNITS[name]) for name in CELL_FIELDS],
+            [Box(box_name(row, name), name, row[name]) for name in CELL_FIELDS],
             100 * row["weight"] / totals[row["priority_class"]] if row["allowed"] else None,
         )
         for row in document["tenants"]
         if row["tenant_id"] in wanted
     ]
-    ranks = {label: rank for rank, label in enumerate(document["classes"])}
-    return sorted(found, key=lambda cell: (cell.tenant, cell.tenant_id, ranks[cell.priority_class]))
+    return sorted(found, key=lambda cell: (cell.tenant, cell.tenant_id, RANKS[cell.priority_class]))
 
 
 def class_rows(document: Document) -> list[tuple[str, list[Box]]]:
     """A row a parameter, a box a class."""
     return [
-        (name, [Box(f"class.{label}.{name}", label, row[name]) for label, row in document["classes"].items()])
+        (name, [Box(f"class.{label}.{name}", label, document["classes"][label][name]) for label in RANKS])
         for name in CLASS_FIELDS
     ]
 

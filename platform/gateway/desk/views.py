@@ -63,7 +63,7 @@ def matrix(request: HttpRequest) -> HttpResponse:
         return answer
     context = {
         "cells": table,
-        "columns": [(name, forms.UNITS[name]) for name in forms.CELL_FIELDS],
+        "columns": [(name, *forms.COLUMNS[name]) for name in forms.CELL_FIELDS],
         "windows": forms.WINDOWS,
         "version": _based_on(request, current.version),
         "q": wanted,
@@ -83,7 +83,7 @@ def classes(request: HttpRequest) -> HttpResponse:
     help_texts = {name: _help(name) for name, _ in rows}
     context = {
         "rows": [(name, help_texts[name], boxes) for name, boxes in rows],
-        "labels": list(current.policy["classes"]),
+        "labels": list(forms.RANKS),
         "version": _based_on(request, current.version),
     }
     return render(request, "operator/policy/classes.html", context)
