@@ -14,9 +14,10 @@ from gateway import dispatch
 from gateway.admission import Grant, Limits
 from gateway.errors import Reason, Refusal
 from gateway.ownership import Card, Owner, Ownership
+from gateway.stored.shelf import ResponseShelf
 from gateway.streams import MOVED, NOWHERE, Lost, ResponseStream, Streams
 from wire.bus import FinishedOutput, GatewayBus
-from wire.messages import Attach, LoadSnapshot, Moved, Submit
+from wire.messages import Attach, Finished, LoadSnapshot, Moved, Submit
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +43,7 @@ class Continuity:
         ownership: Ownership,
         loads: Callable[[], Sequence[LoadSnapshot]],
         take_back: Callable[[ResponseStream, str], Awaitable[None]],
+        shelf: ResponseShelf | None = None,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._bus = bus
@@ -49,6 +51,7 @@ class Continuity:
         self._ownership = ownership
         self._loads = loads
         self._take_back = take_back
+        self.shelf = shelf
         self._clock_s = clock_s
 
     async def worker_died(self, worker_id: str, epoch: int) -> None:
@@ -109,7 +112,7 @@ class Continuity:
         """A response of this tenant: one of ours, a finished one, or another gateway's, which is then ours."""
         card = await self._ownership.card(response_id)
         if card is None or card.tenant_id != tenant_id:
-            return None
+            return await self._stored(tenant_id, response_id)
         stream = self._streams.get(response_id) or await self._finished(card)
         if stream is None:
             owner = await self._ownership.owner(response_id)
@@ -119,12 +122,40 @@ class Continuity:
             stream = stream or await self._finished(card) or _ended_without_output(card, owner, self._clock_s)
         return Found(stream, card)
 
+    async def _stored(self, tenant_id: str, response_id: str) -> Found | None:
+        stored = None if self.shelf is None else await self.shelf.take_down(tenant_id, response_id)
+        if stored is None:
+            return None
+        stream = _unowned(stored.card, self._clock_s)
+        _fill(stream, stored.output)
+        return Found(stream, stored.card)
+
+    async def store_ended(self) -> None:
+        """What has ended since the last time, and was to be kept, onto the durable shelf. Raises ShelfDown."""
+        while self._streams.to_store:
+            await self._store(self._streams.to_store[0])
+            self._streams.to_store.pop(0)
+
+    async def _store(self, stream: ResponseStream) -> None:
+        """What failed is not kept."""
+        card, end = stream.card, stream.end
+        if self.shelf is not None and card is not None and card.is_stored and isinstance(end, Finished):
+            output = FinishedOutput(end, [choice.token_ids for choice in stream.choices])
+            await self.shelf.put(card, output)
+
+    async def forget(self, tenant_id: str, response_id: str) -> None:
+        """Nobody can show it any more."""
+        await self._ownership.forget(response_id)
+        if self.shelf is not None:
+            await self.shelf.throw_away(tenant_id, response_id)
+
     async def _finished(self, card: Card) -> ResponseStream | None:
         output = await self._bus.output(card.submit.response_id)
         if output is None:
             return None
         stream = _unowned(card, self._clock_s)
         _fill(stream, output)
+        await self._store(stream)  # its gateway may have died before it could
         return stream
 
     async def _take_over(self, card: Card, owner: Owner) -> ResponseStream | None:
@@ -135,7 +166,7 @@ class Continuity:
         grant = Grant(response_id, card.tenant_id, owner.lease_key, Limits(card.submit.priority_class))
         submit = replace(card.submit, attempt=owner.attempt, gateway_id=me)
         stream = self._streams.open(grant, submit, *worker, outlives_readers=True)  # whoever lost it may come again
-        stream.awaits_attach = True
+        stream.awaits_attach, stream.card = True, card
         attach = Attach(response_id=response_id, attempt=owner.attempt, gateway_id=me, from_index=0)
         await self._bus.send(owner.worker_id, attach)
         if await self._ownership.is_alive(owner.gateway_id):
@@ -205,7 +236,9 @@ def _fill(stream: ResponseStream, output: FinishedOutput) -> None:
 def _unowned(card: Card, clock_s: Callable[[], float]) -> ResponseStream:
     """A response that is only shown: it is in nobody's books any more."""
     grant = Grant(card.submit.response_id, card.tenant_id, "", Limits(card.submit.priority_class))
-    return ResponseStream(grant, card.submit, NOWHERE, clock_s)
+    stream = ResponseStream(grant, card.submit, NOWHERE, clock_s)
+    stream.card = card
+    return stream
 
 
 _WHY = {

@@ -298,7 +298,8 @@ class Door:
     async def _dispatch(self, stream: ResponseStream, keep: Keep | None) -> Refusal | None:
         try:
             if keep is not None:
-                await self._ownership.keep(_card(stream, keep))
+                stream.card = _card(stream, keep)
+                await self._ownership.keep(stream.card)
             await self._bus.send(stream.worker_id, stream.submit)
             return None
         except BusError as error:

@@ -52,7 +52,19 @@ class Owner:
 
 
 _card_decoder = msgspec.msgpack.Decoder(Card)
-_encode = msgspec.msgpack.Encoder().encode
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode_card(card: Card) -> bytes:
+    return _encoder.encode(card)
+
+
+def decode_card(body: bytes) -> Card | None:
+    """None when another version wrote it."""
+    try:
+        return _card_decoder.decode(body)
+    except msgspec.DecodeError:
+        return None
 
 
 class Ownership:
@@ -67,7 +79,7 @@ class Ownership:
         response_id = card.submit.response_id
         with bus_errors():
             async with self._redis.pipeline(transaction=False) as pipeline:
-                pipeline.set(self._keys.card(response_id), _encode(card), ex=CARD_LIFETIME_S)
+                pipeline.set(self._keys.card(response_id), encode_card(card), ex=CARD_LIFETIME_S)
                 if card.is_background:
                     pipeline.sadd(self._keys.background, response_id)
                 await pipeline.execute()
@@ -76,10 +88,7 @@ class Ownership:
         """None when there is none any more, or a newer gateway wrote it."""
         with bus_errors():
             body = cast(bytes | None, await self._redis.get(self._keys.card(response_id)))
-        try:
-            return None if body is None else _card_decoder.decode(body)
-        except msgspec.DecodeError:
-            return None
+        return None if body is None else decode_card(body)
 
     async def forget(self, response_id: str) -> None:
         """Nobody can show it any more."""

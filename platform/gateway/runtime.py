@@ -32,6 +32,7 @@ from gateway.loads import loads as load_source
 from gateway.ownership import Ownership
 from gateway.policy_feed import PolicyFeed
 from gateway.rebuild import GateBuilder
+from gateway.stored.shelf import DatabaseShelf, ResponseShelf
 from gateway.streams import Reader, Streams
 from gateway.text import Text, byte_text
 from tenants import services
@@ -48,6 +49,7 @@ WATCH_S = 0.25  # how often workers' snapshots are read
 HEARTBEAT_S = 2.0
 USED_KEYS_S = 60.0
 BOOKS_S = 5.0
+STORE_S = 0.25
 ADOPT_S = 1.0  # a worker waits three seconds longer for a gateway than its heartbeat lives
 GATE_S = 0.5  # how soon a Redis that lost everything is noticed
 AGAIN_S = 0.25  # after the Bus refused
@@ -68,6 +70,7 @@ class Runtime:
         body_limit_bytes: int,
         build_gate: Callable[[], bool],
         archive: Archive | None = None,
+        shelf: ResponseShelf | None = None,
     ) -> None:
         self.bus = bus
         self.body_limit_bytes = body_limit_bytes
@@ -94,6 +97,7 @@ class Runtime:
             ownership=self.ownership,
             loads=lambda: self.loads,
             take_back=self.door.take_back,
+            shelf=shelf,
         )
         self.redis, self.redis_keys = redis, redis_keys
         self._gate_built = redis_keys.gate_built
@@ -121,6 +125,7 @@ class Runtime:
             port=database["PORT"],
             **{name: value for name, value in database["OPTIONS"].items() if name != "pool"},
         )
+        archive = Archive.from_settings()
         return cls(
             bus=RedisGatewayBus(settings.REDIS_URL, f"gateway-{uuid.uuid4().hex[:12]}", keys=redis_keys),
             redis=Redis.from_pool(waiting_pool(settings.REDIS_URL)),
@@ -129,7 +134,8 @@ class Runtime:
             texts=[text],
             body_limit_bytes=settings.RUBATO_BODY_LIMIT_BYTES,
             build_gate=GateBuilder(settings.REDIS_URL, redis_keys).build,
-            archive=Archive.from_settings(),
+            archive=archive,
+            shelf=DatabaseShelf(archive.threads),
         )
 
     async def start(self) -> None:
@@ -164,6 +170,7 @@ class Runtime:
             (self._note_used_keys, USED_KEYS_S),
             (self._read_books, BOOKS_S),
             (self.continuity.adopt, ADOPT_S),
+            (self.continuity.store_ended, STORE_S),
         ):
             task = asyncio.create_task(self._repeat(work, period_s), name=work.__name__)
             stack.push_async_callback(_stopped, task)

@@ -58,6 +58,7 @@ INSTALLED_APPS = [
     "gateway",
     "gateway.batches",
     "gateway.console",
+    "gateway.stored",
 ]
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
@@ -113,6 +114,7 @@ CELERY_BEAT_SCHEDULE: dict[str, dict[str, Any]] = {
     "policy": {"task": "gateway.tasks.publish_policy_if_stale", "schedule": 30.0, "options": {"expires": 30.0}},
     "batches": {"task": "gateway.batches.tasks.look_after_batches", "schedule": 15.0, "options": {"expires": 15.0}},
     "files": {"task": "gateway.batches.tasks.sweep_files", "schedule": 60.0, "options": {"expires": 60.0}},
+    "responses": {"task": "gateway.stored.tasks.sweep_responses", "schedule": 3600.0, "options": {"expires": 3600.0}},
 }
 CELERY_BEAT_SCHEDULE_FILENAME = str(DATA_DIR / "celery-beat-schedule")
 

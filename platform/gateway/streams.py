@@ -14,6 +14,7 @@ from typing import assert_never
 
 from gateway.admission import Grant
 from gateway.errors import Reason, Refusal
+from gateway.ownership import Card
 from wire.bus import BadEntry
 from wire.messages import (
     Accepted,
@@ -152,6 +153,7 @@ class ResponseStream:
         self.homeless_since_s: float | None = None
         self.is_unsent = False  # its worker has not been given the Submit yet
         self.awaits_attach = False  # taken over, and nothing has come yet
+        self.card: Card | None = None  # where one is kept
         self.readers: list[Reader] = []
         self._clock_s = clock_s
         self._opened_at_s = clock_s()
@@ -251,6 +253,7 @@ class Streams:
         self._streams: dict[str, ResponseStream] = {}
         self._seen_at_s: dict[str, float] = {}
         self.num_bad_entries = 0
+        self.to_store: list[ResponseStream] = []  # ended, and not yet on the durable shelf
 
     def open(
         self, grant: Grant, submit: Submit, worker_id: str, epoch: int, *, outlives_readers: bool = False
@@ -329,6 +332,8 @@ class Streams:
 
     def finish(self, stream: ResponseStream, end: End) -> None:
         """The end of a response, for its readers and for whoever reads it later."""
+        if stream.end is None and stream.card is not None and stream.card.is_stored:
+            self.to_store.append(stream)
         stream.finish(end)
         if not stream.readers:
             self._drop(stream)

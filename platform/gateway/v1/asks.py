@@ -95,6 +95,8 @@ def ask(
     grammar: Grammar | None = None,
 ) -> Ask:
     """The same values for every door. ``text`` None: the model is unknown, and will be refused for that."""
+    if request.store and prompt_param != "input":
+        raise invalid(Reason.UNSUPPORTED_PARAMETER, "'store' is for responses; nothing else is kept.", "store")
     sampling = _sampling(request, text.vocabulary_size if text else None)
     return Ask(
         model=model,

@@ -82,6 +82,8 @@ async def create(
     is_return: bool = False,
 ) -> Reading:
     """Lets it in. Raises InvalidRequest."""
+    if request.store and runtime.continuity.shelf is None:
+        raise invalid(Reason.UNSUPPORTED_PARAMETER, "'store' is not supported here: there is no database.", "store")
     created_at = int(time.time())
     ask = replace(ask_of(request, runtime.door, source=source, received_at_s=received_at_s), is_return=is_return)
     keep = Keep(

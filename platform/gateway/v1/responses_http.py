@@ -88,7 +88,7 @@ async def delete(call: Call) -> None:
     with reading(call.runtime.door, found):
         if found.stream.end is None:
             call.runtime.door.cancel(found.stream)
-        await call.runtime.ownership.forget(found.head.response_id)
+        await call.runtime.continuity.forget(call.caller.tenant_id, found.head.response_id)
     body = {"id": found.head.name, "object": "response", "deleted": True}
     await call.exchange.answer(200, encode(body))
 

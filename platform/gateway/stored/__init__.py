@@ -1,0 +1,1 @@
+"""Responses whose caller asked for them to be kept (``store``): rows behind the wall between tenants."""
