@@ -50,6 +50,7 @@ class _Common(Struct, frozen=True):
 
     stream: Any = None
     background: Any = None
+    store: Any = None
     service_tier: Any = None
     prompt: Any = None
 
@@ -106,7 +107,7 @@ def check(endpoint: str, line: InputLine) -> Ask:
         raise invalid(Reason.INVALID_VALUE, f"'url' must be the batch's endpoint, {endpoint!r}.", "url")
     body = bytes(line.body)
     common = decode(_common_decoder, body)
-    for name in ("stream", "background"):
+    for name in ("stream", "background", "store"):
         if getattr(common, name):
             raise invalid(Reason.UNSUPPORTED_PARAMETER, f"'{name}' has no meaning in a batch.", name)
     if common.service_tier not in _TIERS:
