@@ -37,9 +37,7 @@ def draft(*, actor: str, document: Document, based_on: int) -> PolicyProposal:
     _read(document)
     if not diff(start, document):
         raise ValidationError("this edit changes nothing")
-    proposal = PolicyProposal(
-        document=document, based_on=based_on, created_by=actor, state=PolicyProposal.State.DRAFT
-    )
+    proposal = PolicyProposal(document=document, based_on=based_on, created_by=actor, state=PolicyProposal.State.DRAFT)
     with change_by(actor):
         proposal.save(force_insert=True)
     return proposal
