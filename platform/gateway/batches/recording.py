@@ -34,8 +34,15 @@ async def patiently(threads: DatabaseThreads, work: Callable[[], Result]) -> Res
             await asyncio.sleep(AGAIN_S)
 
 
+class NotWritten(Exception):
+    """Something else than an outage or a fence kept an answer out of the database; the log says what."""
+
+
 class Recorder:
-    """Writes the ends of one batch's lines. Always: ``put`` returns once its answer is committed, or raises Fenced."""
+    """Writes the ends of one batch's lines.
+
+    Always: ``put`` returns once its answer is committed, or raises Fenced or NotWritten.
+    """
 
     def __init__(self, lease: Lease, threads: DatabaseThreads) -> None:
         self._lease = lease
@@ -62,9 +69,17 @@ class Recorder:
                 answers = [answer for answer, _ in group]
                 await patiently(self._threads, partial(leases.record, self._lease, answers))
             except leases.Fenced as fenced:
-                for _, written in group:
-                    written.set_exception(fenced)
-                    written.exception()  # whoever waits is told; nobody may be waiting
+                _tell(group, fenced)
             else:
                 for _, written in group:
                     written.set_result(None)
+            finally:
+                _tell(group, NotWritten("these answers could not be written down"))
+
+
+def _tell(group: list[tuple[Answer, asyncio.Future[None]]], error: Exception) -> None:
+    """Whoever still waits is told; nobody may be waiting."""
+    for _, written in group:
+        if not written.done():
+            written.set_exception(error)
+            written.exception()

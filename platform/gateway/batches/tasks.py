@@ -31,6 +31,7 @@ AT_WORK = ["validating", "in_progress", "finalizing", "cancelling"]
 NO_ROW_S = 3_600.0  # content without a row this long belongs to nobody: an upload takes less
 _LOCK = 7_270_003  # pg_try_advisory_xact_lock: one task at a time for a batch
 INSERTED_AT_ONCE = 2_000
+LOOKED_UP_AT_ONCE = 500
 _INSERT = """
 INSERT INTO batches_line (tenant_id, batch_id, number, custom_id, start, num_bytes, num_tries, request_id)
 SELECT %s, %s, number, custom_id, start, num_bytes, 0, ''
@@ -97,8 +98,10 @@ def sweep(place: Storage, now: datetime) -> int:
         place.remove(file.storage_name)
         file.delete()
         num_swept += 1
-    for name in place.names_older_than(NO_ROW_S):
-        if not StoredFile.objects.filter(storage_name=name).exists():
+    names = place.names_older_than(NO_ROW_S)
+    while group := list(islice(names, LOOKED_UP_AT_ONCE)):
+        known = set(StoredFile.objects.filter(storage_name__in=group).values_list("storage_name", flat=True))
+        for name in set(group) - known:
             place.remove(name)
             num_swept += 1
     place.drop_drafts_older_than(NO_ROW_S)

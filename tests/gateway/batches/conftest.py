@@ -34,6 +34,7 @@ from gateway.celery import app as celery_app
 from gateway.run_batches import BatchOwner
 from gateway.runtime import Runtime
 from gateway.settler import Settler
+from gateway.supervision.platform_processes import WORKER_ID, worker_is_ready
 from tenants.models import ApiKey
 from tests.gateway.conftest import serving
 from wire.redis_bus import RedisUsageReader
@@ -156,7 +157,14 @@ def platform(books: dict[str, str], tmp_path_factory: pytest.TempPathFactory) ->
 @pytest.fixture(scope="module")
 def worker(books: dict[str, str], valkey_url: str, project_root: Path) -> Iterator[subprocess.Popen[bytes]]:
     """The real worker on a small simulated device."""
-    command = [sys.executable, "-m", "gpu_worker", "--executor=simulated", "--device-profile=toy"]
+    command = [
+        sys.executable,
+        "-m",
+        "gpu_worker",
+        "--executor=simulated",
+        "--device-profile=toy",
+        f"--worker-id={WORKER_ID}",
+    ]
     environment = {
         **os.environ,
         "REDIS_URL": valkey_url,
@@ -164,6 +172,7 @@ def worker(books: dict[str, str], valkey_url: str, project_root: Path) -> Iterat
     }
     process = subprocess.Popen(command, cwd=project_root, env=environment)
     try:
+        until(lambda: worker_is_ready(valkey_url), 60)
         yield process
     finally:
         process.terminate()
@@ -245,6 +254,7 @@ def settle(books: dict[str, str], valkey_url: str) -> Callable[[], None]:
 @pytest.fixture
 def owners(platform: Platform, worker: subprocess.Popen[bytes]) -> Iterator[Owners]:
     """One owner, which a test may stop and start."""
+    until(lambda: bool(platform.runtime.loads))
     owners = Owners(platform.storage)
     owners.start()
     try:
