@@ -9,6 +9,7 @@ from scheduler_engine.budget import StepBudget
 from scheduler_engine.draft import Draft
 from scheduler_engine.events import Lever, Preempted, Resource
 from scheduler_engine.live import LiveRequest
+from scheduler_engine.policy import PriorityClass
 from scheduler_engine.preemption import Need, choose_victims, lower_classes
 from scheduler_engine.record import Cause
 from scheduler_engine.room import Room
@@ -89,6 +90,8 @@ class DecodePlanner:
             may_give_way = self._give_way_for_growth(rank, needy[0], short)
             needy = self._needy(rank)  # a needy one may have gone itself
         num_served = min(len(needy), max(0, self._room.blocks_to_grow(rank)))
+        if not num_served and self._would_be_empty(rank, len(needy)):
+            num_served = min(len(needy), self._state.device.num_free, 1)
         running, device, step = self._state.running, self._state.device, self._draft.step
         for live in needy[:num_served]:
             running.grow(live, device.take_one())
@@ -97,6 +100,15 @@ class DecodePlanner:
         for live in needy[num_served:]:
             self._sit_out(live)
             self._state.journal.starved(live, Cause.MEMORY)
+
+    def _would_be_empty(self, rank: int, num_needy: int) -> bool:
+        """True when nobody would move if all of these waited: what is set apart for a head helps nobody then, for its
+        room comes from those who move on.
+        """
+        num_idle = sum(live.rank == rank for live in self._draft.idle.values())
+        is_last = not any(self._state.running.decoding[lower] for lower in range(rank + 1, len(PriorityClass)))
+        is_first = not self._budget.num_tokens and not self._draft.chunks
+        return is_first and is_last and num_needy + num_idle == len(self._state.running.decoding[rank])
 
     def _needy(self, rank: int) -> list[LiveRequest]:
         idle = self._draft.idle

@@ -165,3 +165,12 @@ def test_a_request_that_was_pushed_out_for_slots_alone_keeps_its_memory_and_copi
     world.finish()
     assert not any(plan.swap_out or plan.swap_in for plan in world.plans)
     assert all(len(world.story(i).token_ids) == 60 for i in batch)
+
+
+def test_room_that_is_set_apart_for_one_who_may_push_out_nobody_does_not_stop_the_device() -> None:  # J5
+    world = World(64, 8, bytes_per_block=20 * 2_097_152)
+    world.many(6, BATCH, 64, 400)
+    for _ in range(60):  # Aurora has more than its share of the device, and so no right to push out Bulk
+        world.submit(INTERACTIVE, 512, 4, tenant="Aurora")
+        world.run(8)
+    world.finish()
