@@ -294,3 +294,84 @@ async def test_a_socket_elsewhere_is_refused_at_the_handshake(world: Any) -> Non
     url = world.base_url.replace("http", "ws") + "/v1/realtime"
     with pytest.raises(websockets.InvalidStatus):
         await websockets.connect(url)
+
+
+async def resume(connection: Any, name: str, starting_after: int, stream_id: str | None = None) -> None:
+    frame = {"type": "response.resume", "response_id": name, "starting_after": starting_after, "stream_id": stream_id}
+    await connection.send(json.dumps({key: value for key, value in frame.items() if value is not None}))
+
+
+async def test_a_background_response_outlives_its_socket_and_is_resumed_on_another(world: Any) -> None:
+    """P63, P67: no gap and no repeat across a lost socket."""
+    world.worker.script.answer = bytes(97 + i % 26 for i in range(120))
+    world.worker.step_s = 0.004
+    async with socket(world) as connection:
+        await create(connection, background=True, max_output_tokens=200)
+        events = [await read_one(connection) for _ in range(20)]
+    name = events[0]["response"]["id"]
+    async with socket(world) as connection:
+        await resume(connection, name, events[-1]["sequence_number"], "again")
+        rest = await read(connection)
+    assert {event.pop("stream_id") for event in rest} == {"again"}
+    assert [event["sequence_number"] for event in events + rest] == list(range(128))
+    deltas = [e["delta"] for e in events + rest if e["type"] == "response.output_text.delta"]
+    assert "".join(deltas).encode() == world.worker.script.answer
+    assert world.worker.cancels == []
+
+
+async def test_a_finished_response_is_shown_again_from_any_event(world: Any) -> None:
+    async with socket(world) as connection:
+        await create(connection)
+        events = await read(connection)
+        await resume(connection, events[0]["response"]["id"], 9)
+        assert await read(connection) == events[10:]
+
+
+async def test_what_another_tenant_or_nobody_asked_for_cannot_be_resumed_or_cancelled(world: Any) -> None:
+    async with socket(world) as connection:
+        await create(connection, background=True)
+        name = (await read(connection))[0]["response"]["id"]
+    async with socket(world, "bulk") as connection:
+        for frame in (
+            {"type": "response.resume", "response_id": name},
+            {"type": "response.resume", "response_id": "resp_nonsense"},
+            {"type": "response.cancel", "response_id": name},
+        ):
+            await connection.send(json.dumps(frame))
+            event = await read_one(connection)
+            assert (event["status"], event["error"]["code"]) == (404, "response_not_found")
+
+
+async def test_a_response_can_be_cancelled_from_another_socket(world: Any) -> None:
+    world.worker.script.answer = b"x" * 500
+    world.worker.step_s = 0.004
+    async with socket(world) as first, socket(world) as second:
+        await create(first, max_output_tokens=500)
+        events = [await read_one(first) for _ in range(6)]
+        await second.send(json.dumps({"type": "response.cancel", "response_id": events[0]["response"]["id"]}))
+        assert (await read(first))[-1]["response"]["status"] == "cancelled"
+
+
+async def test_a_socket_whose_frame_stands_for_too_long_is_dropped_with_all_it_wanted(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P64. The server's own send may wait for ever, and nobody else waits with it."""
+    monkeypatch.setattr("gateway.v1.responses_socket.STUCK_S", 0.2)
+    never = asyncio.Event()
+
+    async def stuck(self: Any, text: str) -> None:
+        await never.wait()
+
+    monkeypatch.setattr("gateway.v1.outgoing.Outgoing._pass_on", stuck)
+    world.worker.script.answer = b"x" * 400
+    world.worker.step_s = 0.004
+    async with socket(world) as connection:
+        for stream_id in ("a", "b"):
+            await create(connection, stream_id=stream_id, max_output_tokens=400)
+            await create(connection, stream_id=stream_id, max_output_tokens=400)
+        with pytest.raises(websockets.ConnectionClosed) as closed:
+            await asyncio.wait_for(connection.recv(), 10)
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 4408
+    await world.until(lambda: world.slots_in_use() == 0)
+    assert len(world.worker.submits) == 2

@@ -117,6 +117,29 @@ def test_a_cancel_after_two_tokens_is_billed_for_the_prompt_and_what_was_made(
     assert not session.loop.has_work
 
 
+def test_a_submit_meant_for_an_earlier_epoch_is_left_to_whoever_sent_it_on(session: Session, small_worker: Any) -> None:
+    session.take_in(small_worker.submit(worker_epoch=session.loop.identity.epoch + 1))
+    assert session.turn()
+    session.take_in(small_worker.submit(worker_epoch=session.loop.identity.epoch, max_tokens=3))
+    session.run()
+    assert len(session.text("r1")) == 3
+
+
+def test_an_answer_goes_on_where_an_earlier_attempt_stopped(small_worker: Any) -> None:
+    undisturbed = Session(small_worker)
+    undisturbed.take_in(small_worker.submit(max_tokens=20))
+    undisturbed.run()
+    whole = undisturbed.text("r1").encode()
+    session = Session(small_worker)
+    session.take_in(small_worker.submit(attempt=2, max_tokens=20, delivered_token_ids=(tuple(whole[:8]),)))
+    session.run()
+    said = [m for _, m in session.said if isinstance(m, Tokens)]
+    assert (said[0].first_indexes, said[0].attempts) == ((8,), (2,))
+    assert bytes(token_id for m in said for new in m.token_ids for token_id in new) == whole[8:]
+    (usage,) = session.usages
+    assert (usage.attempt, usage.prompt_tokens, usage.output_tokens) == (2, 5, 20)
+
+
 def test_choices_of_one_submit_share_its_prompt_and_end_together(session: Session, small_worker: Any) -> None:
     session.take_in(small_worker.submit(num_choices=3, max_tokens=4))
     session.run()

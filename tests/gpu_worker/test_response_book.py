@@ -22,6 +22,8 @@ from wire.messages import (
     Accepted,
     Attach,
     Cancel,
+    ChoiceEnd,
+    ChoiceFinished,
     Finished,
     Rejected,
     SamplingParameters,
@@ -357,3 +359,42 @@ def test_counters_agree_with_the_usages_once_nothing_is_in_flight(desk: Desk) ->
     assert counters.preemptions == {("swap", "memory"): 1}
     assert counters.ttft.value().sum_us == 80_000
     assert sum(counters.ttft.value().counts) == 2
+
+
+def test_a_choice_that_ends_before_its_siblings_says_so_at_once(desk: Desk) -> None:
+    desk.book.submit(submit(num_choices=2), 0)
+    ends = (finished("r1/1", FinishReason.LENGTH, prompt=5, output=1),)
+    output = desk.digest(tokens=tokens(("r1/0", 0, "a"), ("r1/1", 0, "b")), finished=ends)
+    _, said = output.to_gateways["g1"]
+    assert said == ChoiceFinished(response_id="r1", attempt=1, end=ChoiceEnd(choice=1, reason="length"))
+    assert output.usages == []
+    output = desk.digest(finished=(finished("r1/0", FinishReason.STOP, prompt=5, output=1),))
+    (end,) = output.to_gateways["g1"]
+    assert [choice.reason for choice in end.choices] == ["stop", "length"]
+    assert only_usage(output).output_tokens == 2
+
+
+def test_a_choice_that_ended_in_an_earlier_attempt_is_counted_and_not_computed_again(desk: Desk) -> None:
+    ended = ChoiceEnd(choice=0, reason="stop", visible_bytes=2)
+    delivered = (tuple(b"abc"), tuple(b"x"))
+    requests = desk.book.submit(
+        submit(num_choices=2, attempt=2, delivered_token_ids=delivered, ended_choices=(ended,)), 0
+    )
+    assert [request.request_id for request in requests] == ["r1/1"]
+    output = desk.digest(finished=(finished("r1/1", FinishReason.LENGTH, prompt=5, output=4),))
+    (end,) = output.to_gateways["g1"]
+    assert end.choices[0] == ended
+    assert only_usage(output).output_tokens == 3 + 4
+    assert output.outputs["r1"].token_ids[0] == list(b"abc")
+
+
+def test_an_attach_repeats_the_ends_of_choices_that_the_new_owner_has_not_heard(desk: Desk) -> None:
+    desk.book.submit(submit(num_choices=2), 0)
+    desk.digest(
+        tokens=tokens(("r1/0", 0, "a"), ("r1/1", 0, "b")),
+        finished=(finished("r1/1", FinishReason.LENGTH, prompt=5, output=1),),
+    )
+    desk.book.attach(Attach(response_id="r1", attempt=1, gateway_id="g2", from_index=0))
+    sent, said = desk.digest().to_gateways["g2"]
+    assert sent.token_ids == ((ord("a"),), (ord("b"),))
+    assert isinstance(said, ChoiceFinished)

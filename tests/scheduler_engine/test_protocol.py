@@ -104,6 +104,17 @@ def test_delivered_tokens_of_an_earlier_attempt_are_history_and_the_stream_goes_
     assert world.story(request).finished.output_tokens == 10
 
 
+def test_a_request_that_started_in_an_earlier_attempt_is_never_shed() -> None:
+    world = World(64, 1, 64)
+    world.submit(DEFAULT, 400, 400)
+    world.run(2)
+    started = world.submit(
+        DEFAULT, 40, 10, delivered_token_ids=(1_000,), hard_deadline_us=1, max_queue_wait_us=1, completion_deadline_us=1
+    )
+    world.finish()
+    assert world.story(started).finished.reason is FinishReason.LENGTH
+
+
 def test_the_same_inputs_give_the_same_plans() -> None:
     def plans() -> list[object]:
         world = World(96, 6, 256)

@@ -172,6 +172,32 @@ async def test_the_end_gives_back_lease_and_tokens_and_settles_the_cost_once(red
     assert 0 < redis_world.client.ttl(record.key) <= 600
 
 
+async def test_the_usage_of_an_attempt_that_was_given_up_is_rework_and_reaches_no_ledger(
+    redis_world: Any, make: Any
+) -> None:
+    """P25. Another worker goes on with the response under the next attempt."""
+    record, worker = Record(redis_world, attempt=2), redis_world.worker()
+    epoch = worker.open()
+    worker.publish(StepOutput(usages=[make.usage(prompt_tokens=100, output_tokens=20)]))
+    assert record.state() == UNTOUCHED
+    assert redis_world.client.xlen(redis_world.keys.usage) == 0
+    counted = redis_world.client.hgetall(redis_world.keys.counted(worker.worker_id))
+    assert counted == {f"{epoch}:rework_prompt".encode(): b"100", f"{epoch}:rework_output".encode(): b"20"}
+    worker.publish(StepOutput(usages=[make.usage(attempt=2, prompt_tokens=100, output_tokens=20)]))
+    assert record.field("state") == "done"
+    assert redis_world.client.xlen(redis_world.keys.usage) == 1
+
+
+async def test_a_card_lives_ten_minutes_beyond_the_end_of_its_response(redis_world: Any, make: Any) -> None:
+    card = redis_world.keys.card("r1")
+    redis_world.client.set(card, "as it was asked for", ex=86_400)
+    Record(redis_world, card=card)
+    worker = redis_world.worker()
+    worker.open()
+    worker.publish(StepOutput(usages=[make.usage()]))
+    assert 0 < redis_world.client.ttl(card) <= 600
+
+
 async def test_a_cost_is_rounded_up_once_for_the_whole_response(redis_world: Any, make: Any) -> None:
     record, worker = Record(redis_world, price_prompt=1, price_cached=1, price_output=1), redis_world.worker()
     worker.open()

@@ -52,12 +52,15 @@ class Outgoing:
                 frame = self._frames.popleft()
                 self._num_bytes -= len(frame)
                 self._sending_since_s = self._clock_s()
-                await self._send(frame.decode())
+                await self._pass_on(frame.decode())
                 self._sending_since_s = None
                 if self._num_bytes <= MAX_WAITING_BYTES // 2:
                     self._has_room.set()
             self._arrived.clear()
             self._is_empty.set()
+
+    async def _pass_on(self, text: str) -> None:
+        await self._send(text)
 
     async def until_empty(self) -> None:
         await self._is_empty.wait()

@@ -221,7 +221,7 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channe
             return
         self._dropped = True
         await self._stop()
-        closing = asyncio.create_task(self._close(SLOW_READER))
+        closing = asyncio.create_task(self._send_close(SLOW_READER))
         await asyncio.wait([closing], timeout=CLOSE_S)
         closing.cancel()
         if self._call is not None:
@@ -245,6 +245,9 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channe
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
                 await self._outgoing.until_empty()
+        await self._send_close(code)
+
+    async def _send_close(self, code: int) -> None:
         with suppress(OSError, RuntimeError):  # the socket may be gone already
             await self.close(code)
 
