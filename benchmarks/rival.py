@@ -116,7 +116,11 @@ def running(name: str, python: Path) -> Iterator[Rival]:
     with tempfile.TemporaryDirectory(prefix="rival-") as folder, Path(folder, "stderr").open("w+") as errors:
         try:
             process = subprocess.Popen(
-                [str(python), str(SCRIPTS[name])],
+                [
+                    str(python),
+                    "-P",
+                    str(SCRIPTS[name]),
+                ],  # -P: no module of this folder stands in for one of the rival's
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
