@@ -19,6 +19,7 @@ from scheduler_engine.plan import DecodingSequence
 from scheduler_engine.request import Request
 from scheduler_engine.running import RunningSet
 from scheduler_engine.scheduler import Scheduler
+from scheduler_engine.seats import NO_BATCH, Seats
 
 _PLAIN = {
     "builtins": frozenset({"set", "frozenset", "range", "bytearray", "list", "dict", "tuple"}),
@@ -48,14 +49,15 @@ class _WithoutTokens(pickle.Pickler):
             if isinstance(value.prompt_token_ids, range) and not value.stop_token_ids and value.sampling is None:
                 return NotImplemented
             return _same, (without_tokens(value),)
-        if type(value) not in (LiveRequest, RunningSet):
+        if type(value) not in (LiveRequest, Seats, RunningSet):
             return NotImplemented
         reduced: Any = value.__reduce_ex__(4)
         if type(value) is LiveRequest:
             function, arguments, (nothing, slots), *rest = reduced
             return (function, arguments, (nothing, slots | _bare(value, slots)), *rest)
         function, arguments, attributes, *rest = reduced
-        return (function, arguments, attributes | {"stop_ids": {}, "_batch": None}, *rest)
+        made_anew = {"stop_ids": {}, "_batch": None} if type(value) is Seats else {"_batches": [], "_batch": NO_BATCH}
+        return (function, arguments, attributes | made_anew, *rest)
 
 
 def _same(request: Request) -> Request:

@@ -6,7 +6,7 @@ Knows accounts, one per (class, tenant); refuses to know requests.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from scheduler_engine.errors import BrokenBooks
 from scheduler_engine.metering import UNIT_BITS, UNITS_PER_US, Meter, Tab
@@ -109,9 +109,10 @@ class Account:
 class FairnessAccountant:
     """Always: the tabs of all accounts sum to ``busy_us``, exactly; an idle tenant banks no credit."""
 
-    def __init__(self, meter: Meter) -> None:
+    def __init__(self, meters: Sequence[Meter]) -> None:
+        """``meters``: of the decodes of each class."""
         self.busy_us = 0
-        self._meter = meter
+        self._meters = meters
         self.ceilings = [0 for _ in PriorityClass]  # no tenant with somebody on the device has had more service
         self._served_units = [0 for _ in PriorityClass]
         self._unreported_units = 0
@@ -134,7 +135,9 @@ class FairnessAccountant:
         found = self._accounts.get(key)
         if found is None:
             total = self._totals.setdefault(tenant_id, TenantTotal())
-            found = self._accounts[key] = Account(priority_class, tenant_id, len(self._accounts), self._meter, total)
+            found = self._accounts[key] = Account(
+                priority_class, tenant_id, len(self._accounts), self._meters[priority_class], total
+            )
         return found
 
     def set_policies(self, cells: Mapping[tuple[PriorityClass, str], TenantClassPolicy]) -> None:

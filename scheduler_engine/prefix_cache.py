@@ -90,7 +90,8 @@ class PrefixPool(BlockPool):
         return super().take(count)
 
     def take_one(self) -> int:
-        self._evict(1 - len(self._free))
+        if not self._free:
+            self._evict(1)
         return super().take_one()
 
     def _evict(self, count: int) -> None:

@@ -115,8 +115,8 @@ class ClassQueue:
             service, key, version, line = heap[0]
             if version != line.version:
                 heapq.heappop(heap)
-            elif service != line.account.service:
-                heapq.heapreplace(heap, (line.account.service, key, version, line))
+            elif service != (charged := line.account.service):
+                heapq.heapreplace(heap, (charged, key, version, line))
             elif key[0] and line.account.at_concurrency:
                 heapq.heappop(heap)
                 self._unlist(line)

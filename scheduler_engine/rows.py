@@ -15,7 +15,9 @@ def decodes_of(state: EngineState, draft: Draft) -> DecodeColumns:
     if not batch.owners:
         return NO_DECODES
     num_outputs = list(map(len, batch.outputs))
-    return DecodeColumns(batch.request_ids, batch.sequences, num_outputs, sum(running.seated_tokens))
+    return DecodeColumns(
+        batch.request_ids, batch.sequences, num_outputs, sum([seats.num_tokens for seats in running.taking_part()])
+    )
 
 
 def row_of(chunk: Chunk) -> ScheduledRow:

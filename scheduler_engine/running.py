@@ -1,91 +1,41 @@
-"""Who is on the device: prefills and decodes in slots, held requests beside them, their sums, and when to look at whom.
+"""Who is on the device: prefills and decodes in slots, held requests beside them, and their sums per class.
 
-Knows membership, aggregates and due dates; refuses to decide who enters or leaves.
+Knows membership and aggregates; refuses to decide who enters or leaves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 
 from scheduler_engine.errors import BrokenBooks
 from scheduler_engine.live import LiveRequest, State
-from scheduler_engine.metering import Meter
-from scheduler_engine.plan import DecodingSequence
 from scheduler_engine.policy import PriorityClass
 from scheduler_engine.request import RequestId
-
-Members = dict[RequestId, LiveRequest]  # in order of entry
-_NOBODY: Members = {}
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeBatch:
-    """Those that get a decode row, as aligned columns: the same object for as long as they are the same requests."""
-
-    owners: tuple[LiveRequest, ...]
-    request_ids: tuple[RequestId, ...]
-    sequences: tuple[DecodingSequence, ...]
-    outputs: tuple[list[int], ...]
-
-
-class Calendar:
-    """Requests by the clock at which they are due."""
-
-    def __init__(self) -> None:
-        self._due: dict[int, Members] = {}
-
-    def put(self, clock: int, live: LiveRequest) -> None:
-        members = self._due.get(clock)
-        if members is None:
-            self._due[clock] = {live.request_id: live}
-        else:
-            members[live.request_id] = live
-
-    def remove(self, clock: int, live: LiveRequest) -> None:
-        members = self._due[clock]
-        del members[live.request_id]
-        if not members:
-            del self._due[clock]
-
-    def pop(self, clock: int) -> Members:
-        return self._due.pop(clock, _NOBODY)
-
-    def within(self, clock: int, num_steps: int) -> Iterator[LiveRequest]:
-        """Those due at one of the ``num_steps`` moments after this one."""
-        last = clock + num_steps
-        moments = range(clock + 1, last + 1) if num_steps < len(self._due) else sorted(self._due)
-        for due in moments:
-            if due <= last:
-                yield from self._due.get(due, _NOBODY).values()
+from scheduler_engine.seats import NO_BATCH, DecodeBatch, Members, Seats, joined
 
 
 class RunningSet:
-    """Always: a member is in exactly one of prefilling, decoding and held; a decoding one is *seated*, gaining a token
-    with each step, or sits out.
+    """Always: a member is in exactly one of prefilling, decoding and held; a decoding one is seated or sits out.
 
-    ``decode_tokens`` sums ``total`` of the decoding and ``seated_tokens`` of the seated; ``at_block_edge`` are the
-    decoding whose next token needs a new block, ``step_held`` those that sat out the last step for somebody's promise.
-    A quiet step touches only those that are due: at a block edge, a limit or an estimate.
+    ``decode_tokens`` sums ``total`` of the decoding; ``at_block_edge`` are the decoding whose next token needs a new
+    block, ``step_held`` those that sat out the last step for somebody's promise. A class of which nobody gets a row
+    rests: its seats stay as they are, and its clock stands still.
     """
 
-    def __init__(self, block_size: int, meter: Meter) -> None:
-        self.meter = meter
+    def __init__(self, block_size: int) -> None:
         self.prefilling: tuple[Members, ...] = tuple({} for _ in PriorityClass)
         self.decoding: tuple[Members, ...] = tuple({} for _ in PriorityClass)
-        self.seated: tuple[Members, ...] = tuple({} for _ in PriorityClass)
         self.held: tuple[Members, ...] = tuple({} for _ in PriorityClass)
         self.at_block_edge: tuple[Members, ...] = tuple({} for _ in PriorityClass)
         self.step_held: tuple[Members, ...] = tuple({} for _ in PriorityClass)
+        self.seats = tuple(Seats(rank, block_size) for rank in PriorityClass)
         self.decode_tokens = [0 for _ in PriorityClass]
-        self.seated_tokens = [0 for _ in PriorityClass]
-        self.stop_ids: dict[int, int] = {}  # token id -> how many of the seated it would end
         self.num_slots_used = 0
         self._block_size = block_size
-        self._sitting_out: Members = {}
-        self._batch: DecodeBatch | None = None
-        self._edges = Calendar()
-        self._checks = Calendar()
+        self._sitting_out: tuple[Members, ...] = tuple({} for _ in PriorityClass)
+        self._is_resting = [False for _ in PriorityClass]
+        self._batches: list[DecodeBatch] = []
+        self._batch = NO_BATCH
 
     def add(self, live: LiveRequest) -> None:
         """A request enters a slot (PREFILL or DECODE) or stays held on the device."""
@@ -97,7 +47,7 @@ class RunningSet:
             self.num_slots_used += 1
             if self._is_at_edge(live):
                 self.at_block_edge[rank][live.request_id] = live
-            self._seat(live)
+            self.seats[rank].seat(live)
         elif live.state is State.PREFILL:
             self.prefilling[rank][live.request_id] = live
             self.num_slots_used += 1
@@ -108,8 +58,8 @@ class RunningSet:
         """A request leaves its slot or its place beside the slots. Call it before its state changes."""
         rank = live.rank
         if live.state is State.DECODE:
-            if self._sitting_out.pop(live.request_id, None) is None:
-                self._unseat(live)
+            if self._sitting_out[rank].pop(live.request_id, None) is None:
+                self.seats[rank].unseat(live)
             del self.decoding[rank][live.request_id]
             self.at_block_edge[rank].pop(live.request_id, None)
             self.step_held[rank].pop(live.request_id, None)
@@ -122,112 +72,86 @@ class RunningSet:
         else:
             del self.held[rank][live.request_id]
 
-    # seats
+    # the step
 
-    def _seat(self, live: LiveRequest) -> None:
-        rank = live.rank
-        self.seated[rank][live.request_id] = live
-        self.seated_tokens[rank] += live.total
-        live.offset = offset = live.total - self.meter.clock
-        live.tab.open(offset)
-        live.account.tab.open(offset)
-        for token_id in live.stop_ids:
-            self.stop_ids[token_id] = self.stop_ids.get(token_id, 0) + 1
-        self._await_edge(live)
-        self._await_check(live)
-        self._batch = None
+    def sit_out(self, idle: Mapping[RequestId, LiveRequest]) -> None:
+        """Just these decodes get no row in the coming step."""
+        num_idle = [0 for _ in PriorityClass]
+        for live in idle.values():
+            num_idle[live.rank] += 1
+        for rank in PriorityClass:
+            self._is_resting[rank] = 0 < num_idle[rank] == len(self.decoding[rank])
+            if not self._is_resting[rank] and (num_idle[rank] or self._sitting_out[rank]):
+                self._part(rank, idle)
 
-    def _unseat(self, live: LiveRequest) -> None:
-        rank = live.rank
-        del self.seated[rank][live.request_id]
-        self.seated_tokens[rank] -= live.total
-        live.tab.close(live.offset)
-        live.account.tab.close(live.offset)
-        for token_id in live.stop_ids:
-            if self.stop_ids[token_id] == 1:
-                del self.stop_ids[token_id]
-            else:
-                self.stop_ids[token_id] -= 1
-        if live.edge_clock > self.meter.clock:
-            self._edges.remove(live.edge_clock, live)
-        if live.check_clock > self.meter.clock:
-            self._checks.remove(live.check_clock, live)
-        self._batch = None
-
-    def sit_out(self, idle: Members) -> None:
-        """Just these decodes get no row in the coming step; those that sat out before and are not among them do."""
-        for live in [live for request_id, live in self._sitting_out.items() if request_id not in idle]:
-            del self._sitting_out[live.request_id]
-            self._seat(live)
-        for request_id, live in idle.items():
-            if request_id not in self._sitting_out:
-                self._unseat(live)
-                self._sitting_out[request_id] = live
+    def _part(self, rank: int, idle: Mapping[RequestId, LiveRequest]) -> None:
+        seats, sitting_out = self.seats[rank], self._sitting_out[rank]
+        for live in [live for request_id, live in sitting_out.items() if request_id not in idle]:
+            del sitting_out[live.request_id]
+            seats.seat(live)
+        for live in [live for request_id, live in seats.members.items() if request_id in idle]:
+            self.lose_step(live)
 
     def lose_step(self, live: LiveRequest) -> None:
-        """A seated decode had its row and got no token from it: it is seated no more."""
-        self._unseat(live)
-        self._sitting_out[live.request_id] = live
+        """A seated decode gets no token: it is seated no more."""
+        self.seats[live.rank].unseat(live)
+        self._sitting_out[live.rank][live.request_id] = live
+
+    def taking_part(self) -> list[Seats]:
+        """Seats of the classes that do not rest, by rank."""
+        pairs = zip(self.seats, self._is_resting, strict=True)
+        return [seats for seats, is_resting in pairs if seats.members and not is_resting]
 
     def batch(self) -> DecodeBatch:
-        """The seated by class. O(1) while they stay the same."""
-        if self._batch is None:
-            owners = tuple([live for members in self.seated for live in members.values()])
-            self._batch = DecodeBatch(
-                owners=owners,
-                request_ids=tuple([live.request_id for live in owners]),
-                sequences=tuple([live.sequence for live in owners]),
-                outputs=tuple([live.output_ids for live in owners]),
-            )
+        """Those who get a decode row, by class. O(1) while they stay the same."""
+        batches = [seats.batch() for seats in self.taking_part()]
+        if not batches:
+            return NO_BATCH
+        if len(batches) != len(self._batches) or any(
+            one is not other for one, other in zip(batches, self._batches, strict=True)
+        ):
+            self._batches, self._batch = batches, joined(batches)
         return self._batch
+
+    def may_stop(self, token_ids: Sequence[int]) -> bool:
+        """True when one of these tokens ends some decode, though perhaps not the one it was drawn for."""
+        return any(not seats.stop_ids.keys().isdisjoint(token_ids) for seats in self.seats if seats.stop_ids)
 
     def advance(self) -> list[LiveRequest]:
         """Every seated decode has got its token. Returns those that have come to a limit or an estimate; those at the
         end of their blocks are noted.
         """
-        for rank, members in enumerate(self.seated):
-            self.decode_tokens[rank] += len(members)
-            self.seated_tokens[rank] += len(members)
-        self.meter.clock = clock = self.meter.clock + 1
-        for live in self._edges.pop(clock).values():
-            self.at_block_edge[live.rank][live.request_id] = live
-        return list(self._checks.pop(clock).values())
-
-    # due dates
+        due: list[LiveRequest] = []
+        for rank, seats in enumerate(self.seats):
+            if self._is_resting[rank] or not seats.members:
+                continue
+            self.decode_tokens[rank] += len(seats.members)
+            at_edge, to_check = seats.advance()
+            self.at_block_edge[rank].update(at_edge)
+            due.extend(to_check.values())
+        return due
 
     def grow(self, live: LiveRequest, block: int) -> None:
         """A decode at a block edge gets its next block."""
         live.block_table.append(block)
-        del self.at_block_edge[live.rank][live.request_id]
-        if live.request_id in self.seated[live.rank]:
-            self._await_edge(live)
+        rank = live.rank
+        del self.at_block_edge[rank][live.request_id]
+        if live.request_id not in self._sitting_out[rank]:
+            self.seats[rank].await_edge(live)
 
     def check_at(self, live: LiveRequest, total: int) -> None:
         """``advance`` shall return it once it has so many tokens."""
-        live.check_total = total
-        if live.request_id in self.seated[live.rank]:
-            if live.check_clock > self.meter.clock:
-                self._checks.remove(live.check_clock, live)
-            self._await_check(live)
+        if live.request_id in self.seats[live.rank].members:
+            self.seats[live.rank].check_at(live, total)
+        else:
+            live.check_total = total
 
-    def _await_edge(self, live: LiveRequest) -> None:
-        live.edge_clock = len(live.block_table) * self._block_size + 1 - live.offset  # computed is one less than total
-        if live.edge_clock > self.meter.clock:
-            self._edges.put(live.edge_clock, live)
-
-    def _await_check(self, live: LiveRequest) -> None:
-        live.check_clock = max(live.check_total - live.offset, self.meter.clock + 1)
-        self._checks.put(live.check_clock, live)
+    # looking in
 
     def ending_within(self, num_steps: int) -> Iterator[tuple[LiveRequest, int]]:
         """Seated decodes that come to their token limit in at most ``num_steps``, and in how many."""
-        clock = self.meter.clock
-        for live in self._checks.within(clock, num_steps):
-            left = live.finish_total - live.offset - clock
-            if left <= num_steps:
-                yield live, left
-
-    # looking in
+        for seats in self.seats:
+            yield from seats.ending_within(num_steps)
 
     def num_in_slots(self, rank: int) -> int:
         return len(self.prefilling[rank]) + len(self.decoding[rank])
@@ -246,7 +170,7 @@ class RunningSet:
         return live.computed == len(live.block_table) * self._block_size
 
     def check_books(self) -> None:
-        """Raises BrokenBooks unless every sum and every due date is that of the members."""
+        """Raises BrokenBooks unless every sum and every list is that of the members."""
         for rank in PriorityClass:
             self._check_class(rank)
         used = sum(self.num_in_slots(rank) for rank in PriorityClass)
@@ -254,23 +178,15 @@ class RunningSet:
             raise BrokenBooks(f"{self.num_slots_used} slots used, counted {used}")
 
     def _check_class(self, rank: PriorityClass) -> None:
-        decoding, seated = self.decoding[rank], self.seated[rank]
-        for name, members, known in (
-            ("decodes", decoding, self.decode_tokens[rank]),
-            ("is seated", seated, self.seated_tokens[rank]),
-        ):
-            tokens = sum(live.total for live in members.values())
-            if tokens != known:
-                raise BrokenBooks(f"class {rank.label} {name} over {known} tokens, counted {tokens}")
+        decoding, seated, sitting_out = self.decoding[rank], self.seats[rank].members, self._sitting_out[rank]
+        tokens = sum(live.total for live in decoding.values())
+        if tokens != self.decode_tokens[rank]:
+            raise BrokenBooks(f"class {rank.label} decodes over {self.decode_tokens[rank]} tokens, counted {tokens}")
         edge = {request_id for request_id, live in decoding.items() if self._is_at_edge(live)}
         if edge != self.at_block_edge[rank].keys():
             raise BrokenBooks(f"class {rank.label}: the list of decodes at a block edge is wrong")
         if not self.step_held[rank].keys() <= decoding.keys():
             raise BrokenBooks(f"class {rank.label}: a request is held for step time that does not decode")
-        sitting_out = {request_id for request_id, live in self._sitting_out.items() if live.rank == rank}
-        if seated.keys() | sitting_out != decoding.keys() or seated.keys() & sitting_out:
+        if seated.keys() | sitting_out.keys() != decoding.keys() or seated.keys() & sitting_out.keys():
             raise BrokenBooks(f"class {rank.label}: a decode is neither seated nor sitting out, or both")
-        for live in seated.values():
-            due = live.check_clock > self.meter.clock
-            if live.offset != live.total - self.meter.clock or not due or live.debtor is not None:
-                raise BrokenBooks(f"{live.request_id} decodes with offset {live.offset}, due at {live.check_clock}")
+        self.seats[rank].check_books()

@@ -81,18 +81,18 @@ class Settlement:
         cost = state.cost
         row_cost = cost.decode_ns(_FINE, 0) + _FINE  # a nanosecond more per row, so that none is free
         token_cost = cost.decode_ns(0, _FINE)
-        decode_costs = [
-            len(members) * row_cost + tokens * token_cost
-            for members, tokens in zip(running.seated, running.seated_tokens, strict=True)
-        ]
+        taking_part = running.taking_part()
+        decode_costs = [len(seats.members) * row_cost + seats.num_tokens * token_cost for seats in taking_part]
         chunk_ns = [cost.prefill_ns(live.computed, count) for live, count in draft.chunks]
         copies_ns = sum(copy.cost_ns for copy in draft.copy_charges)
         total = sum(decode_costs) + (sum(chunk_ns) + len(chunk_ns) + copies_ns) * _FINE
         if not total:
             return
         rate, rest = divmod(duration_us << UNIT_BITS, total)
-        served = [rate * decode_cost for decode_cost in decode_costs]
-        running.meter.price(rate * row_cost, rate * token_cost)
+        served = [0 for _ in PriorityClass]
+        for seats, decode_cost in zip(taking_part, decode_costs, strict=True):
+            seats.meter.price(rate * row_cost, rate * token_cost)
+            served[seats.rank] = rate * decode_cost
         for (live, _), row_ns in zip(draft.chunks, chunk_ns, strict=True):
             units = rate * (row_ns + 1) * _FINE
             live.tab.charge(units)
@@ -158,7 +158,7 @@ class Settlement:
             output_ids.append(token_id)
         self._tokens = TokenColumns(request_ids, indexes, sampled)
         due = running.advance()
-        if stopped or not running.stop_ids.keys().isdisjoint(sampled):
+        if stopped or running.may_stop(sampled):
             for live, token_id in zip(owners, sampled, strict=True):
                 self._stop(live, token_id, stopped)
         for live in due:

@@ -21,7 +21,6 @@ from scheduler_engine.headroom import Headroom
 from scheduler_engine.journal import Journal
 from scheduler_engine.lengths import LengthHistory
 from scheduler_engine.live import LiveRequest, State
-from scheduler_engine.metering import Meter
 from scheduler_engine.overload import Overload
 from scheduler_engine.peak import PeakBook
 from scheduler_engine.plan import BlockCopy
@@ -43,17 +42,16 @@ class EngineState:
     def __init__(self, config: EngineConfig, policy: PolicySnapshot, cost: CostConstants) -> None:
         self.config = config
         self.cost = FittedCost(cost, config.bytes_per_block)
-        self.meter = Meter()
         self.device = PrefixPool("device", config.num_blocks)
         self.host = BlockPool("host", config.num_host_blocks)
         self.lives: dict[RequestId, LiveRequest] = {}
         self.fences: dict[RequestId, RequestId | None] = {}  # whose copy out is unfinished -> for whom
         self.queues = tuple(ClassQueue() for _ in PriorityClass)
-        self.running = RunningSet(config.block_size, self.meter)
+        self.running = RunningSet(config.block_size)
         self.peak = PeakBook(config.block_size)
         self.lengths = tuple(LengthHistory() for _ in PriorityClass)
         self.calibrations = tuple(WaitCalibration() for _ in PriorityClass)
-        self.accountant = FairnessAccountant(self.meter)
+        self.accountant = FairnessAccountant([seats.meter for seats in self.running.seats])
         self.overload = Overload()
         self.floors = Floors(self.overload)
         self.governor = Governor(config.num_slots)

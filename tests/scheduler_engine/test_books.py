@@ -230,7 +230,7 @@ def test_predicted_waits_learn_their_median_and_their_ninetieth_percentile() -> 
 
 
 def test_an_account_orders_by_charge_over_weight_and_wakes_at_the_level_of_those_active() -> None:
-    accountant = FairnessAccountant(Meter())
+    accountant = FairnessAccountant([Meter(), Meter(), Meter()])
     busy, sleeper = accountant.account(BATCH, "Bulk"), accountant.account(BATCH, "Nova")
     busy.weight = 2
     accountant.enter(busy)

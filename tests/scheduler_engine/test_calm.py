@@ -253,7 +253,7 @@ def test_a_tenant_over_its_share_of_the_whole_device_does_not_push_out_one_under
 
 @pytest.mark.parametrize(("weight", "is_over"), [(1, True), (2, True), (4, False)])
 def test_the_share_of_a_tenant_goes_by_weight_over_all_classes_and_ten_seconds(weight: int, is_over: bool) -> None:
-    accountant = FairnessAccountant(Meter())
+    accountant = FairnessAccountant([Meter(), Meter(), Meter()])
     nova, bulk = accountant.account(INTERACTIVE, "Nova"), accountant.account(BATCH, "Bulk")
     cell = TenantClassPolicy(tenant_id="Nova", priority_class=INTERACTIVE, weight=weight)
     accountant.set_policy(nova, cell)
