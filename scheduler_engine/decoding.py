@@ -56,16 +56,18 @@ class DecodePlanner:
             return
         self._draft.holding[rank] = True
         keeps_one = self._budget.num_tokens == 0 and not self._draft.chunks
-        for live in members.values():
-            room_ns -= cost.decode_ns(1, live.total)
+        idle = self._draft.idle
+        for request_id, live in members.items():
+            if room_ns >= 0:
+                room_ns -= cost.decode_ns(1, live.total)
             if room_ns >= 0 or keeps_one:
                 keeps_one = False
-                if held_before.pop(live.request_id, None) is not None:
+                if held_before.pop(request_id, None) is not None:
                     self._state.journal.served(live)
-                    self._state.outbox.resumed.append(live.request_id)
+                    self._state.outbox.resumed.append(request_id)
                 continue
-            self._sit_out(live)
-            if live.request_id not in held_before:
+            idle[request_id] = live
+            if request_id not in held_before:
                 self._note_hold(live)
 
     def _sit_out(self, live: LiveRequest) -> None:

@@ -118,8 +118,7 @@ class Finished:
     detail: str = ""  # reject reason, cancel reason or failure reason where there is one
 
 
-@dataclass(frozen=True, slots=True)
-class Preempted:
+class Preempted(NamedTuple):
     request_id: RequestId
     lever: Lever
     resource: Resource

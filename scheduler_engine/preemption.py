@@ -50,14 +50,10 @@ def choose_victims(
     One victim that covers all of it wins over several of the same class unless it costs more. O(candidates log
     candidates), asked only when a head is blocked.
     """
-    host_free = state.host.num_free
-    offers = [
-        victim
-        for live in candidates
-        if (victim := _offer(state, live, need, host_free, reproducible_may_drop)) is not None
-    ]
+    market = _Market(state, need, reproducible_may_drop=reproducible_may_drop)
+    offers = [victim for live in candidates if (victim := market.offer(live)) is not None]
     offers.sort(key=lambda victim: victim.key)
-    several = _greedy(state, need, offers, reproducible_may_drop)
+    several = _greedy(state, need, offers, market)
     if several is None or len(several) == 1:
         return several
     lowest_rank = min(victim.live.rank for victim in several)
@@ -67,7 +63,7 @@ def choose_victims(
     return [single] if single is not None and single.cost_us <= total_us else several
 
 
-def _greedy(state: EngineState, need: Need, offers: list[Victim], reproducible_may_drop: bool) -> list[Victim] | None:
+def _greedy(state: EngineState, need: Need, offers: list[Victim], market: _Market) -> list[Victim] | None:
     slots, blocks = need
     host_free = state.host.num_free
     giving = Giving(state.device)
@@ -77,7 +73,7 @@ def _greedy(state: EngineState, need: Need, offers: list[Victim], reproducible_m
             break
         victim: Victim | None = offer
         if offer.host_blocks > host_free:  # those before it have filled the host
-            victim = _offer(state, offer.live, need, host_free, reproducible_may_drop)
+            victim = market.with_host(host_free).offer(offer.live)
         if victim is None:
             continue
         gain = giving.gain(victim.given)
@@ -106,30 +102,61 @@ def _pruned(chosen: list[Victim], giving: Giving, *, spare_slots: int, spare_blo
     return kept
 
 
-def _offer(
-    state: EngineState, live: LiveRequest, need: Need, host_free: int, reproducible_may_drop: bool
-) -> Victim | None:
-    lever = cheapest_lever(state, live, need, host_free, reproducible_may_drop)
-    if lever is None:
-        return None
-    how, cost_us = lever[0], lever[1] * (2 + live.num_preemptions) // 2  # half as much again for each time before
-    slots = 0 if live.request_id in state.running.held[live.rank] else 1
-    blocks = 0 if how is Lever.HOLD else state.device.num_unique(live.block_table)
-    host_blocks = state.config.num_blocks_for(live.computed) if how is Lever.SWAP else 0
-    in_quantum = state.step - live.started_step < state.classes[live.rank].quantum_steps
-    useful = max(1, min(blocks, need.blocks))
-    key = (
-        -live.rank,
-        int(is_pinned(state, live)),
-        int(in_quantum),
-        int(live.finish_total - live.total <= _NEARLY_DONE_TOKENS),
-        cost_us // useful,
-        -live.account.service,
-        -live.deadline_us,
-        -live.arrival_us,
-        -live.sequence_number,
-    )
-    return Victim(live, how, cost_us, slots, blocks, host_blocks, key)
+class _Market:
+    """What it takes to make requests give way for a need. Lengths and tenants that many share are priced once."""
+
+    def __init__(
+        self, state: EngineState, need: Need, *, reproducible_may_drop: bool, host_free: int | None = None
+    ) -> None:
+        self._state = state
+        self._need = need
+        self._reproducible_may_drop = reproducible_may_drop
+        self._host_free = state.host.num_free if host_free is None else host_free
+        self._levers: dict[tuple[int, bool], tuple[Lever, int] | None] = {}
+        self._services: dict[Account, int] = {}
+
+    def with_host(self, host_free: int) -> _Market:
+        """The same with less room on the host."""
+        may_drop = self._reproducible_may_drop
+        return _Market(self._state, self._need, reproducible_may_drop=may_drop, host_free=host_free)
+
+    def offer(self, live: LiveRequest) -> Victim | None:
+        state, need, rank = self._state, self._need, live.rank
+        computed = live.computed
+        lever = self._lever(live, computed)
+        if lever is None:
+            return None
+        how, cost_us = lever[0], lever[1] * (2 + live.num_preemptions) // 2  # half as much again for each time before
+        slots = 0 if live.request_id in state.running.held[rank] else 1
+        blocks = 0 if how is Lever.HOLD else state.device.num_unique(live.block_table)
+        host_blocks = state.config.num_blocks_for(computed) if how is Lever.SWAP else 0
+        policy = state.classes[rank]
+        key = (
+            -rank,
+            live.num_preemptions >= policy.max_preemptions,
+            state.step - live.started_step < policy.quantum_steps,
+            live.finish_total - live.total <= _NEARLY_DONE_TOKENS,
+            cost_us // max(1, min(blocks, need.blocks)),
+            -self._service(live.account),
+            -live.deadline_us,
+            -live.arrival_us,
+            -live.sequence_number,
+        )
+        return Victim(live, how, cost_us, slots, blocks, host_blocks, key)
+
+    def _lever(self, live: LiveRequest, computed: int) -> tuple[Lever, int] | None:
+        kind = (computed, live.request.reproducible)
+        if kind not in self._levers:
+            self._levers[kind] = cheapest_lever(
+                self._state, live, self._need, self._host_free, self._reproducible_may_drop
+            )
+        return self._levers[kind]
+
+    def _service(self, account: Account) -> int:
+        service = self._services.get(account)
+        if service is None:
+            service = self._services[account] = account.service
+        return service
 
 
 def cheapest_lever(

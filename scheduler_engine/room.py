@@ -188,7 +188,9 @@ class Room:
     def _lower_victims(self, head: LiveRequest, need: Need) -> list[Victim] | None:
         """Those who gave way often enough are left alone, unless the head's promise would be broken by that."""
         state = self._state
-        candidates = [live for live in lower_classes(state, head.rank) if may_preempt(state, head, live)]
+        candidates = list(lower_classes(state, head.rank))
+        if state.accountant.is_over(head.account, state.now_us):
+            candidates = [live for live in candidates if may_preempt(state, head, live)]
         victims = choose_victims(state, need, [live for live in candidates if not is_pinned(state, live)])
         if victims is not None:
             return victims
