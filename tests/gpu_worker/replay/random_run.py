@@ -108,6 +108,8 @@ class RandomRun:
         return duration_us * (100 + self._random.randint(-self._noise_percent, self._noise_percent)) // 100
 
     def _copied(self, plan: StepPlan, step: int) -> tuple[RequestId, ...]:
+        if self.engine.config.copies_in_order:
+            return ()
         starting = dict.fromkeys(copy.request_id for copy in plan.swap_out)
         self._copies += [(step + self._random.randrange(3), request_id) for request_id in starting]
         done = tuple(request_id for due, request_id in self._copies if due <= step)
