@@ -154,3 +154,22 @@ def test_an_operation_that_was_let_in_and_that_nobody_serves_is_given_up(
         asking.cancel()
 
     with_runtime(work, books["bulk"])
+
+
+def test_a_line_that_is_stopped_half_way_through_the_door_holds_nothing(
+    books: dict[str, str], worker: subprocess.Popen[bytes]
+) -> None:
+    async def work(runtime: Runtime, bulk: Owner) -> None:
+        for num_turns in range(12):
+            line = Line(runtime, bulk, max_completion_tokens=2_000, ignore_eos=True)
+            asking = asyncio.create_task(line.ask())
+            for _ in range(num_turns):
+                await asyncio.sleep(0.001 if num_turns > 4 else 0)
+            asking.cancel()
+            await asyncio.wait([asking])
+            await asyncio.sleep(0.1)
+            if not isinstance(await line.fate(), NeverSeen):
+                assert isinstance(await line.until(EndedFree), EndedFree)
+        assert len(runtime.streams) == 0
+
+    with_runtime(work, books["bulk"])
