@@ -138,6 +138,7 @@ async def _dechunked(reader: Reader) -> bytes:
 
 
 async def test_usage_comes_last_when_asked_for_and_is_the_only_chunk_without_choices(world: Any) -> None:
+    """P54, P55."""
     stream = await ask(world, stream=True, stream_options={"include_usage": True})
     chunks = [chunk async for chunk in stream]
     assert [bool(chunk.choices) for chunk in chunks] == [True] * (len(chunks) - 1) + [False]
@@ -404,6 +405,7 @@ async def test_a_gateway_that_stops_ends_and_cancels_what_it_serves(world: Any) 
 async def test_a_waiting_stream_is_kept_alive_with_comments_that_the_client_ignores(
     world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """P58."""
     monkeypatch.setattr("gateway.v1.generation.KEEPALIVE_S", 0.05)
     world.worker.script.prompt_first = True
     reader = await raw_stream(world, {})

@@ -10,6 +10,7 @@ import openai
 import pytest
 from openai import OpenAI
 
+from gateway.v1 import ROUTES
 from scheduler_engine.policy import PriorityClass, TenantClassPolicy
 from tenants import api_keys
 
@@ -134,3 +135,47 @@ async def test_spent_money_is_a_rate_limit_error_that_is_not_tried_again(world: 
 async def test_every_documented_parameter_is_taken(world: Any, changes: dict[str, Any]) -> None:
     completion = await chat(world, **changes)
     assert completion.service_tier == "default"
+
+
+async def through(world: Any, door: str, tenant: str = "aurora") -> int:
+    """One request through one door; the tokens it used. Raises openai.APIStatusError."""
+    client = world.client(tenant, strict=door != "completions, streamed")
+    stream = door.endswith("streamed")
+    if door.startswith("chat"):
+        made = await client.chat.completions.create(
+            model=MODEL, messages=HI, stream=stream, **({"stream_options": {"include_usage": True}} if stream else {})
+        )
+        return [chunk async for chunk in made][-1].usage.total_tokens if stream else made.usage.total_tokens
+    if door.startswith("completions"):
+        made = await client.completions.create(
+            model=MODEL, prompt="x", stream=stream, **({"stream_options": {"include_usage": True}} if stream else {})
+        )
+        return [chunk async for chunk in made][-1].usage.total_tokens if stream else made.usage.total_tokens
+    made = await client.responses.create(model=MODEL, input="Hi", stream=stream)
+    return [event async for event in made][-1].response.usage.total_tokens if stream else made.usage.total_tokens
+
+
+DOORS = [f"{name}{how}" for name in ("chat", "completions", "responses") for how in ("", ", streamed")]
+
+
+@pytest.mark.parametrize("door", DOORS)
+async def test_the_bucket_falls_by_the_tokens_used_whichever_door_and_streamed_or_not(world: Any, door: str) -> None:
+    """P11. (The websocket and batch lines pass the same admission.)"""
+    used = await through(world, door, "nova")
+    await world.until(lambda: world.level("tokens", "nova") == 6_000 - used)
+
+
+@pytest.mark.parametrize("door", DOORS)
+async def test_every_door_asks_for_money(world: Any, door: str) -> None:
+    """P04."""
+    await world.set_quota(cell("aurora", money_micros=1))
+    with pytest.raises(openai.RateLimitError) as caught:
+        await through(world, door)
+    assert caught.value.code == "insufficient_quota"
+    assert world.usage_messages() == []
+
+
+def test_no_route_that_makes_something_goes_past_the_doors_above() -> None:
+    """P04: a new endpoint that reaches an engine belongs into DOORS. A batch's lines ask at the same door later."""
+    making = {route.pattern for route in ROUTES if route.method == "POST" and not route.pattern.endswith("/cancel")}
+    assert making - {"/v1/files", "/v1/batches"} == {"/v1/chat/completions", "/v1/completions", "/v1/responses"}

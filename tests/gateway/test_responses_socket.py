@@ -250,6 +250,7 @@ async def test_a_reject_after_the_response_was_announced_is_response_failed_and_
 async def test_a_socket_without_a_good_key_gets_an_error_event_and_is_closed_for_good(
     world: Any, key: str | None, query: str
 ) -> None:
+    """P70, the half of keys."""
     async with socket(world, key, query.replace("QUERY", world.keys["aurora"])) as connection:
         event = await read_one(connection)
         assert (event["type"], event["status"], event["error"]["code"]) == ("error", 401, "invalid_api_key")
