@@ -190,7 +190,9 @@ class ResponseStream:
         if num_seen >= len(token_ids):
             return
         choice.token_ids.extend(token_ids[num_seen:] if num_seen else token_ids)
-        choice.logprobs.extend(logprobs[num_seen:])
+        if self.submit.sampling.num_top_logprobs is not None:
+            num_new = len(token_ids) - num_seen
+            choice.logprobs.extend(logprobs[num_seen:] if logprobs else [None] * num_new)
         self._wake()
 
     def end_choice(self, end: ChoiceEnd) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -19,7 +20,18 @@ from gateway.streams import (
 )
 from scheduler_engine.policy import PriorityClass
 from wire.bus import BadEntry
-from wire.messages import ChoiceEnd, ChoiceFinished, EngineCounters, Finished, LoadSnapshot, Moved, Submit, Tokens
+from wire.messages import (
+    ChoiceEnd,
+    ChoiceFinished,
+    EngineCounters,
+    Finished,
+    LoadSnapshot,
+    Moved,
+    SamplingParameters,
+    Submit,
+    TokenLogprob,
+    Tokens,
+)
 
 
 class Clock:
@@ -226,6 +238,15 @@ async def test_choices_end_one_by_one_and_the_response_with_the_last(streams: St
     streams.deliver([tokens(2, first=1), finished()])
     (piece,) = (await reader.next()).pieces
     assert (list(piece.token_ids), piece.end) == ([2], ChoiceEnd(choice=0, reason="stop"))
+
+
+async def test_log_probabilities_stay_beside_their_tokens_where_a_worker_leaves_some_out(streams: Streams) -> None:
+    asked = replace(submit(), sampling=SamplingParameters(num_top_logprobs=0))
+    reader = streams.open(grant(), asked, "w", 1).read()
+    one = TokenLogprob(token_id=1, logprob=-0.5)
+    streams.deliver([replace(tokens(1), logprobs=((one,),)), tokens(2, first=1), tokens(2, 3, first=1)])
+    (piece,) = (await reader.next()).pieces
+    assert (list(piece.token_ids), list(piece.logprobs)) == ([1, 2, 3], [one, None, None])
 
 
 async def test_a_response_taken_over_elsewhere_ends_here_and_says_where_it_can_be_had(streams: Streams) -> None:
