@@ -120,6 +120,7 @@ class FairnessAccountant:
         self._active: tuple[list[tuple[int, int, Account]], ...] = tuple([] for _ in PriorityClass)
         self._weights = [0 for _ in PriorityClass]
         self._num_active = [0 for _ in PriorityClass]
+        self._idle_levels = [0 for _ in PriorityClass]  # the most service of a tenant that has fallen idle
         self._totals: dict[str, TenantTotal] = {}
         self._total_weight = 0  # of tenants with live requests
         self._turned_us = 0
@@ -189,13 +190,13 @@ class FairnessAccountant:
 
     def enter(self, account: Account) -> None:
         """One more live request. From idle, service is lifted to just under the least of those active: no credit for
-        sleeping, and no place behind them either.
+        sleeping, and no place behind them either. Where nobody is active, to the most that anybody had when the class
+        fell idle: what was had while nobody else wanted it is not held against those who had it.
         """
         if account.num_live == 0:
             heap = self._active[account.priority_class]
             least = self._least_service(heap)
-            if least is not None:
-                account.lift(least - 1)
+            account.lift(self._idle_levels[account.priority_class] if least is None else least - 1)
             if not account.is_listed:
                 account.is_listed = True
                 heapq.heappush(heap, (account.service, account.order, account))
@@ -213,6 +214,8 @@ class FairnessAccountant:
         if account.num_live == 0:
             self._weights[account.priority_class] -= account.weight
             self._num_active[account.priority_class] -= 1
+            level = self._idle_levels[account.priority_class]
+            self._idle_levels[account.priority_class] = max(level, account.service)
         if account.total.num_live == 0:
             self._total_weight -= account.total.weight
 

@@ -127,3 +127,18 @@ def test_a_tenant_far_behind_takes_room_from_one_far_ahead_in_its_own_class(
     (event,) = [preempted for i in ahead for _, preempted in world.story(i).preempted]
     assert event.resource is Resource.FAIRNESS
     world.finish()
+
+
+def test_what_a_tenant_had_while_it_was_alone_is_not_held_against_it_when_a_flood_comes_first() -> None:
+    world = World(2_000, 4, 512, policy=policy(max_queue_wait_ms=None))
+    for _ in range(20):
+        world.submit(INTERACTIVE, 400, 60, tenant="Aurora")
+        world.finish()
+    for _ in range(40):
+        world.submit(INTERACTIVE, 50, 200, tenant="Nova")
+    world.run_step()
+    quiet = world.submit(INTERACTIVE, 50, 5, tenant="Aurora")
+    arrived_us = world.now_us
+    world.run_until(lambda: world.story(quiet).has_ended)
+    assert world.now_us - arrived_us < 3_000_000
+    world.finish()
