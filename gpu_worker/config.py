@@ -39,6 +39,7 @@ class WorkerConfig:
     self_test: bool
     torch_device: str = "auto"
     weights: str = "full"
+    lean: bool = False
 
 
 def parse(arguments: Sequence[str] | None = None) -> WorkerConfig:
@@ -58,6 +59,7 @@ def parse(arguments: Sequence[str] | None = None) -> WorkerConfig:
     parser.add_argument(
         "--weights", choices=("full", "int8"), default="full", help="int8: a quarter of the memory, on CPUs"
     )
+    parser.add_argument("--lean", action="store_true", help="one copy of the weights on a CPU: less memory, less speed")
     parser.add_argument("--device-profile", choices=sorted(DEVICES), default="cpu-smollm2")
     parser.add_argument("--policy", type=Path, metavar="FILE", help="policy to start with, as JSON")
     parser.add_argument("--drain-limit", type=positive, default=20, metavar="SECONDS")
@@ -82,6 +84,7 @@ def parse(arguments: Sequence[str] | None = None) -> WorkerConfig:
         self_test=found.self_test,
         torch_device=found.device,
         weights=found.weights,
+        lean=found.lean,
     )
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-import numpy
 import torch
 from torch import Tensor
 
@@ -115,5 +116,8 @@ def bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype = t
 
 
 def _lazy_zeros(*shape: int) -> Tensor:
-    """numpy's zeros ask the system for zero pages; torch's would touch every page at once."""
-    return torch.from_numpy(numpy.zeros(shape, dtype=numpy.float32))
+    """Pages that the system maps when they are first written. What malloc gives may be old pages, cleared at once."""
+    num_bytes = math.prod(shape) * torch.float32.itemsize
+    if not num_bytes:
+        return torch.zeros(shape)
+    return torch.frombuffer(mmap.mmap(-1, num_bytes), dtype=torch.float32).view(shape)

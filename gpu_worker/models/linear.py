@@ -13,24 +13,26 @@ TYPICAL_BATCH = 32  # a hint for the packing; any batch may be multiplied
 
 
 class PackedLinear:
-    """``x @ weight.T + bias`` for float32 [N, in]. Always: holds the weight once, packed where torch can pack it.
+    """``x @ weight.T + bias`` for float32 [N, in]. Always: holds the weight packed where torch can pack it.
 
-    oneDNN's packed kernel was 1.0-2.6x as fast as ``functional.linear`` at batch 4 to 64 (no repacking in each call).
+    oneDNN's packed kernel was 1.0-2.6x as fast as ``functional.linear`` at batch 4 to 64 (no repacking in each call),
+    but 1.2-1.5x as slow for a single row. ``with_spare`` keeps the plain weight beside it for those.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self._is_packed = can_pack()
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, TYPICAL_BATCH) if self._is_packed else weight
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, *, with_spare: bool = False) -> None:
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, TYPICAL_BATCH) if can_pack() else None
+        self._plain = weight if with_spare or self._packed is None else None
         self._bias = bias
 
     def __call__(self, rows: Tensor) -> Tensor:
         """``rows`` [N, in] → [N, out]."""
-        if self._is_packed:
-            product: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._weight, self._bias, "none", [], "")
+        if self._packed is not None and (self._plain is None or rows.shape[0] > 1):
+            product: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._packed, self._bias, "none", [], "")
             return product
+        assert self._plain is not None
         if self._bias is None and rows.shape[0] >= WIDE_BATCH:
-            return torch.mm(self._weight, rows.T).T
-        return functional.linear(rows, self._weight, self._bias)
+            return torch.mm(self._plain, rows.T).T
+        return functional.linear(rows, self._plain, self._bias)
 
 
 @functools.cache

@@ -44,6 +44,7 @@ class PlatformOptions:
     executor: str
     model: Path | None
     kv_mib: int | None = None
+    weights: str | None = None
     device_profile: str | None = None
 
     @property
@@ -120,6 +121,8 @@ def _worker(options: PlatformOptions, environment: Mapping[str, str]) -> Process
         command += [f"--model={options.model}"]
     if options.kv_mib is not None:
         command += [f"--kv-mib={options.kv_mib}"]
+    if options.weights is not None:
+        command += [f"--weights={options.weights}"]
     if options.device_profile is not None:
         command += [f"--device-profile={options.device_profile}"]
     return ProcessSpec(
