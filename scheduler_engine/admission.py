@@ -58,7 +58,7 @@ class Door:
         latest_us = latest_start_us(state, live)
         if latest_us is not None and latest_us < state.now_us:
             return RejectReason.LATE, None  # not even alone on the device
-        if latest_us is not None and not self._is_in_time(live, latest_us, 90):
+        if latest_us is not None and not self._is_in_time(live, latest_us, 50 if live.is_promised else 90):
             return RejectReason.LATE, retry_after_us(state, live)
         return None
 

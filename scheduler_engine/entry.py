@@ -37,22 +37,29 @@ class TenantMix:
 
 def has_its_share(state: EngineState, live: LiveRequest) -> bool:
     """True when its tenant has its equal share of the slots of a class that others use too."""
-    rank = live.rank
-    if state.classes[rank].ttft_target_ms is None or not state.mixes[rank].is_mixed(state.now_us):
-        return False
-    return live.account.num_started * max(2, state.accountant.num_active(rank)) >= state.slot_cap(rank)
+    return _is_shared(state, live) and _times_tenants(state, live) >= state.slot_cap(live.rank)
 
 
 def is_kept_out(state: EngineState, live: LiveRequest, peak_blocks: int) -> bool:
-    """True when a newcomer would take what is kept for others: its tenant has its equal share of the class's slots, and
-    only the last ones are left. What lower classes hold counts as left. ``peak_blocks``: the highest point ahead with
-    the newcomer in it.
+    """True when a newcomer would take what is kept for others: its tenant has its equal share, and only the last slots
+    or blocks are left. What lower classes hold counts as left. ``peak_blocks``: the highest point ahead with the
+    newcomer in it.
     """
     rank = live.rank
-    if live.state is not State.WAITING or not has_its_share(state, live):
+    if live.state is not State.WAITING or not _is_shared(state, live):
         return False
     slot_cap = state.slot_cap(rank)
     used = sum(state.running.num_in_slots(higher) for higher in range(rank + 1))
-    if used + 1 > slot_cap - slot_cap // _DIVISOR:
+    if used + 1 > slot_cap - slot_cap // _DIVISOR and _times_tenants(state, live) >= slot_cap:
         return True
-    return peak_blocks > state.memory_cap(live) - state.config.num_blocks // _DIVISOR
+    is_full = peak_blocks > state.memory_cap(live) - state.config.num_blocks // _DIVISOR
+    return is_full and _times_tenants(state, live) >= max(1, state.running.num_in_slots(rank))
+
+
+def _is_shared(state: EngineState, live: LiveRequest) -> bool:
+    return state.classes[live.rank].ttft_target_ms is not None and state.mixes[live.rank].is_mixed(state.now_us)
+
+
+def _times_tenants(state: EngineState, live: LiveRequest) -> int:
+    """How many would run if every tenant had as many as this one; a tenant is expected beside one that is alone."""
+    return live.account.num_started * max(2, state.accountant.num_active(live.rank))

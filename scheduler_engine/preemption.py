@@ -126,7 +126,7 @@ class _Market:
         lever = self._lever(live, computed)
         if lever is None:
             return None
-        how, cost_us = lever[0], lever[1] * (2 + live.num_preemptions) // 2  # half as much again for each time before
+        how, cost_us = lever
         slots = 0 if live.request_id in state.running.held[rank] else 1
         blocks = 0 if how is Lever.HOLD else state.device.num_unique(live.block_table)
         host_blocks = state.config.num_blocks_for(computed) if how is Lever.SWAP else 0

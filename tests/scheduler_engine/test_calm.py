@@ -204,6 +204,19 @@ def test_s117_a_quiet_tenant_finds_a_slot_at_once_in_a_class_that_another_floods
     assert load.num_free_slots <= 4
 
 
+def test_s117_a_quiet_tenant_finds_memory_at_once_in_a_class_that_another_fills() -> None:
+    world = World(256, 64, 866, policy=policy(max_queue_wait_ms=None), check=False)
+    world.submit(INTERACTIVE, 64, 2, tenant="Aurora")
+    world.finish()
+    world.many(200, INTERACTIVE, 200, 100, tenant="Nova")  # 19 blocks each to their end
+    world.run(30)
+    chat = world.submit(INTERACTIVE, 64, 8, tenant="Aurora")
+    asked = world.step
+    world.run_until(lambda: world.story(chat).first_planned_step is not None)
+    assert world.step - asked <= 2
+    assert world.engine.load(world.now_us).policy.num_kept_out > 0
+
+
 def test_a_tenant_alone_in_its_class_has_all_of_it() -> None:
     world = World(4_000, 64, 866, policy=policy(max_queue_wait_ms=None), check=False)
     world.many(200, INTERACTIVE, 200, 150, tenant="Nova")
