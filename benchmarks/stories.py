@@ -76,14 +76,6 @@ KNOBS: tuple[tuple[str, int, str, tuple[int, ...], tuple[str, ...]], ...] = (
         (1_024, 2_048, 8_192),
         ("interactive TTFT p99, ms", "batch work, share of batch alone"),
     ),
-    ("flood", 120, "batch.floor_percent", (0, 5, 30), ("interactive TTFT p99, ms", "batch work, share of batch alone")),
-    (
-        "tenant_flood",
-        100,
-        "interactive.fairness_gap_ms",
-        (100, 1_000, 10_000),
-        ("TTFT p99 of all but nova, ms", "fairness gap, ms"),
-    ),
     (
         "tenant_flood",
         100,
