@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import uuid
 
+from django.contrib.postgres.indexes import BrinIndex
 from django.db import models
 from django.db.models import F, Q
 from django.utils import timezone
@@ -169,7 +170,10 @@ class LedgerEntry(models.Model):
     class Meta:
         ordering = ["id"]
         verbose_name_plural = "ledger entries"
-        indexes = [models.Index(fields=["tenant", "created_at"], name="ledger_by_tenant")]
+        indexes = [
+            models.Index(fields=["tenant", "created_at"], name="ledger_by_tenant"),
+            BrinIndex(fields=["created_at"], name="ledger_by_time"),  # rows come in the order of time
+        ]
         constraints = [
             models.UniqueConstraint(fields=["operation_id", "entry_key"], name="ledger_exactly_once"),
             models.UniqueConstraint(
@@ -213,6 +217,7 @@ class Rollup(models.Model):
 
     class Meta:
         ordering = ["-hour", "tenant_id", "priority_class", "model"]
+        indexes = [models.Index(fields=["hour"], name="rollup_by_hour")]
         constraints = [
             models.UniqueConstraint(
                 fields=["tenant", "hour", "project_id", "key_id", "priority_class", "model"],
