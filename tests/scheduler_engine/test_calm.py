@@ -285,8 +285,8 @@ def test_service_on_other_workers_orders_as_if_it_had_been_had_here_and_is_charg
     world = World(1_000, 1, 512, policy=policy(bypass_limit=0))
     world.submit(BATCH, 64, 20, tenant="Teacher")
     world.run(2)
-    elsewhere = world.submit(BATCH, 64, 4, tenant="Nova")
     here = world.submit(BATCH, 64, 4, tenant="Bulk")
+    elsewhere = world.submit(BATCH, 64, 4, tenant="Nova")  # who wakes last comes first, had it not been served
     world.engine.set_service_elsewhere(BATCH, "Nova", 3 * SECOND_US)
     world.run_until(lambda: world.story(elsewhere).first_planned_step is not None)
     assert world.story(here).has_ended
