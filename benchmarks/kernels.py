@@ -19,7 +19,7 @@ from torch import Tensor
 from benchmarks.device import Ceilings, Machine, ceilings
 from benchmarks.figures import report, say
 from gpu_worker.kernels import self_test
-from gpu_worker.kernels.compiled import Place, TritonKernels
+from gpu_worker.kernels.compiled import Place, TritonKernels, forget_tuning
 from gpu_worker.kernels.layout import BLOCK_SIZE, PoolShape
 from gpu_worker.kernels.paged_decode import attend_decode
 from gpu_worker.kernels.paged_prefill import attend_prefill, tiles_of
@@ -31,10 +31,13 @@ HIDDEN, WIDE = 4_096, 14_336
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """``decodes``: (rows, context). ``prefills``: (new tokens, past). ``tokens``: of the kernels without a context."""
+    """``decodes``: (rows, context). ``prefills``: (new tokens, past); the first of each is what kernels are tuned on.
 
-    decodes: Sequence[tuple[int, int]] = ((1, 8_192), (16, 2_048), (64, 2_048), (256, 1_024), (64, 8_192))
-    prefills: Sequence[tuple[int, int]] = ((512, 0), (2_048, 0), (2_048, 8_192))
+    ``tokens``: of the kernels without a context.
+    """
+
+    decodes: Sequence[tuple[int, int]] = ((64, 2_048), (1, 8_192), (16, 2_048), (256, 1_024), (64, 8_192))
+    prefills: Sequence[tuple[int, int]] = ((2_048, 0), (512, 0), (2_048, 8_192))
     tokens: Sequence[int] = (64, 2_048)
     blocks: int = 512
     hidden: int = HIDDEN
@@ -200,6 +203,7 @@ def wrong_kernels(machine: Machine) -> list[str]:
                 check(machine.device, dtype)
             except self_test.KernelMismatch as error:
                 wrong.append(f"{name}, {dtype}: {error}")
+    forget_tuning()
     return wrong
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpu_worker.kernels import block_copy
+from gpu_worker.kernels import block_copy, paged_decode, paged_prefill
 from gpu_worker.kernels.choice import Norms
 from gpu_worker.kernels.layout import Layout, PoolShape
 from gpu_worker.kernels.paged_decode import attend_decode
@@ -18,6 +18,12 @@ from gpu_worker.kernels.paged_prefill import Tiles, attend_prefill, tiles_of
 from gpu_worker.kernels.rms_norm import rms_norm
 from gpu_worker.kernels.rotary_write import rotate_and_write
 from gpu_worker.kernels.swiglu import swiglu
+
+
+def forget_tuning() -> None:
+    """Let the attention kernels choose their tiles anew at their next call: a check's small sizes choose badly."""
+    for kernel in (paged_decode._attend_part, paged_prefill._attend_tile):
+        kernel.cache.clear()
 
 
 @dataclass(frozen=True, slots=True)
