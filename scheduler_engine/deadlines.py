@@ -16,8 +16,8 @@ def set_deadlines(state: EngineState, live: LiveRequest) -> None:
     target_us = request.deadline_us
     if target_us is None and policy.ttft_target_ms is not None:
         target_us = policy.ttft_target_ms * 1_000
-    hard_us = _tightest(request.hard_deadline_us, live.account.hard_deadline_us, _us(policy.hard_deadline_ms))
-    wait_us = _tightest(request.max_queue_wait_us, _us(policy.max_queue_wait_ms))
+    hard_us = tightest(request.hard_deadline_us, live.account.hard_deadline_us, _us(policy.hard_deadline_ms))
+    wait_us = tightest(request.max_queue_wait_us, _us(policy.max_queue_wait_ms))
     completion_us = request.completion_deadline_us
     live.hard_deadline_us = None if hard_us is None else live.arrival_us + hard_us
     live.queue_wait_limit_us = None if wait_us is None else live.arrival_us + wait_us
@@ -30,8 +30,13 @@ def set_deadlines(state: EngineState, live: LiveRequest) -> None:
         live.hard_deadline_us = live.queue_wait_limit_us = live.completion_deadline_us = None
 
 
-def _tightest(*limits: int | None) -> int | None:
-    return min((limit for limit in limits if limit is not None), default=None)
+def tightest(*limits: int | None) -> int | None:
+    """The least of those there are."""
+    found: int | None = None
+    for limit in limits:
+        if limit is not None and (found is None or limit < found):
+            found = limit
+    return found
 
 
 def _us(duration_ms: int | None) -> int | None:
@@ -51,12 +56,14 @@ def own_output_us(state: EngineState, live: LiveRequest) -> int:
 
 def latest_start_us(state: EngineState, live: LiveRequest) -> int | None:
     """The last moment at which a start keeps its hard promises; None where it has none."""
+    if live.hard_deadline_us is None and live.completion_deadline_us is None:
+        return None
     prefill_us = own_prefill_us(state, live)
     first_us = None if live.hard_deadline_us is None else live.hard_deadline_us - prefill_us
     last_us = None
     if live.completion_deadline_us is not None:
         last_us = live.completion_deadline_us - prefill_us - own_output_us(state, live)
-    return _tightest(first_us, last_us)
+    return tightest(first_us, last_us)
 
 
 def is_late(state: EngineState, live: LiveRequest, *, count: int, granted_ns: int) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from scheduler_engine import admission
-from scheduler_engine.deadlines import latest_start_us, set_deadlines
+from scheduler_engine.deadlines import latest_start_us, set_deadlines, tightest
 from scheduler_engine.events import Accepted, FinishReason, Rejected, RejectReason
 from scheduler_engine.live import LiveRequest, State
 from scheduler_engine.policy import PriorityClass
@@ -100,7 +100,7 @@ class Intake:
         state.outbox.accepted.append(Accepted(live.request_id, position, estimate_us))
         state.lives[live.request_id] = live
         state.journal.queued(live)
-        state.enqueue(live)
+        state.queues[live.rank].push(live)
         if live.total >= live.finish_total:  # an earlier attempt had delivered all of it
             state.finish(live, FinishReason.LENGTH, state.now_us)
             return
@@ -118,8 +118,7 @@ class Intake:
         return live
 
     def _set_timer(self, live: LiveRequest) -> None:
-        moments = (live.queue_wait_limit_us, latest_start_us(self._state, live))
-        soonest_us = min((moment for moment in moments if moment is not None), default=None)
+        soonest_us = tightest(live.queue_wait_limit_us, latest_start_us(self._state, live))
         if soonest_us is not None:
             self._state.wake_at(soonest_us, live)
 
