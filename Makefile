@@ -43,7 +43,7 @@ gpu: $(ALL)
 	@$(RUN) -m pytest -m gpu -rs $(ARGS) || $(NONE_IS_FINE)
 
 bench: $(ALL) model
-	@for name in scheduler gateway stream batches books engine; do echo "== benchmarks/$$name.py"; $(RUN) -m benchmarks.$$name $(ARGS) || exit 1; done
+	@for name in scheduler prefix gateway stream batches books engine; do echo "== benchmarks/$$name.py"; $(RUN) -m benchmarks.$$name $(ARGS) || exit 1; done
 
 # An empty DATABASE_URL keeps the two Django checks away from any database.
 check: $(ALL)

@@ -83,7 +83,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"there is no model at {found.model}: make model fetches one, --model names another")
     say(f"{found.repeats} prompts of {found.prefix} + {NUM_NEW_TOKENS} tokens, each prefix asked twice")
     bench, rng = Bench(found.model, kv_mib=256), random.Random(0)
-    misses, hits, cached = [], [], 0
+    misses: list[float] = []
+    hits: list[float] = []
+    cached = 0
     for _ in range(found.repeats):
         prefix = [rng.randrange(NUM_TOKEN_IDS) for _ in range(found.prefix)]
         for durations in (misses, hits):

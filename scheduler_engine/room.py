@@ -125,12 +125,16 @@ class Room:
 
     def make(self, live: LiveRequest, blocked: LiveRequest | None) -> bool:
         """True when the request may start now. May push out others for it, all or nothing."""
+        need = self._shortage(live)
+        if need != _NOTHING and self._would_push_nobody(live):
+            self._state.estimate_total(live)
+            return False if blocked is not None else self._wait(live, need)
         peak = self._peak(live)
         if peak and is_kept_out(self._state, live, peak):
             self._state.tally.num_kept_out += 1
             self._state.journal.blocked(live, Cause.SHARE, _NOTHING)
             return False
-        need, peak_excess = self._shortage(live), max(0, peak - self._mark(live))
+        peak_excess = max(0, peak - self._mark(live))
         if need == _NOTHING and not peak_excess:
             return True
         if blocked is not None:  # only the head of the class may push out others
@@ -140,6 +144,15 @@ class Room:
             self._push_out_for(live, victims, need)
             if self._shortage(live) == _NOTHING:
                 return True
+        return self._wait(live, need)
+
+    def _would_push_nobody(self, live: LiveRequest) -> bool:
+        """True where no look ahead is needed to see that the head of such a class stays where it is."""
+        policy = self._state.classes[live.rank]
+        is_preempting = policy.patience_steps is not None or policy.patience_ms is not None
+        return policy.ttft_target_ms is None and not is_preempting and not overserved_tenants(self._state, live)
+
+    def _wait(self, live: LiveRequest, need: Need) -> bool:
         if live.blocked_since_us is None:
             live.blocked_since_us = self._draft.now_us
         if self._is_owed[live.rank]:

@@ -35,6 +35,12 @@ def test_the_scheduler_is_measured_without_django(project_root: Path) -> None:
     assert run(project_root, "-c", program).returncode == 0
 
 
+def test_the_prefix_benchmark_says_which_model_it_lacks(project_root: Path) -> None:
+    done = run(project_root, "-m", "benchmarks.prefix", "--model=/nowhere.gguf")
+    assert done.returncode == 2
+    assert "no model at /nowhere.gguf" in done.stderr
+
+
 def test_a_server_elsewhere_is_not_measured_by_mistake(project_root: Path) -> None:
     done = run(project_root, "-m", "benchmarks.engine", "--base-url=http://192.0.2.1:8000")
     assert done.returncode == 2
