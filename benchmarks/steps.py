@@ -113,7 +113,7 @@ def _cpu_ns(work: Callable[[], object]) -> int:
 
 def measure(path: Path, repetitions: int) -> dict[str, Any]:
     config = open_weights(path).config
-    full = target_for(config, lean=False)
+    full = target_for(config, spare_weights=True)
     subjects = {
         "packed": Subject(path, full),
         "plain": Subject(path, Target(full.device, full.dtype, target_for(config).kernels, plain_linear)),

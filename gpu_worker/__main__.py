@@ -67,7 +67,7 @@ def open_device(config: WorkerConfig, clock: Clock) -> Device:
         threads=config.threads or 0,
         device=config.torch_device,
         precision=config.weights,
-        lean=config.lean or None,
+        spare_weights=config.spare_weights,
     )
     say(f"worker {config.worker_id}: {executor.described}")
     engine = engine_config(executor.shape, config.slots or config.device.num_slots)

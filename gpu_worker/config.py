@@ -39,7 +39,7 @@ class WorkerConfig:
     self_test: bool
     torch_device: str = "auto"
     weights: str = "full"
-    lean: bool = False
+    spare_weights: bool = False
 
 
 def parse(arguments: Sequence[str] | None = None) -> WorkerConfig:
@@ -59,7 +59,11 @@ def parse(arguments: Sequence[str] | None = None) -> WorkerConfig:
     parser.add_argument(
         "--weights", choices=("full", "int8"), default="full", help="int8: a quarter of the memory, on CPUs"
     )
-    parser.add_argument("--lean", action="store_true", help="one copy of the weights on a CPU: less memory, less speed")
+    parser.add_argument(
+        "--spare-weights",
+        action="store_true",
+        help="a second copy of the weights on a CPU: one request alone is quicker",
+    )
     parser.add_argument("--device-profile", choices=sorted(DEVICES), default="cpu-smollm2")
     parser.add_argument("--policy", type=Path, metavar="FILE", help="policy to start with, as JSON")
     parser.add_argument("--drain-limit", type=positive, default=20, metavar="SECONDS")
@@ -84,7 +88,7 @@ def parse(arguments: Sequence[str] | None = None) -> WorkerConfig:
         self_test=found.self_test,
         torch_device=found.device,
         weights=found.weights,
-        lean=found.lean,
+        spare_weights=found.spare_weights,
     )
 
 

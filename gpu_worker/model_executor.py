@@ -227,17 +227,17 @@ def build(
     threads: int,
     device: str = "cpu",
     precision: str = "full",
-    lean: bool | None = None,
+    spare_weights: bool = False,
 ) -> ModelExecutor:
     """Loads the model. Raises ModelFileError with a sentence. ``threads`` is the whole process's; 0 leaves it.
 
-    ``device``, ``precision`` and ``lean`` as ``models.target`` takes them. ``kv_mib`` None: what a CUDA device has
+    ``device``, ``precision`` and ``spare_weights`` as ``models.target`` takes them. ``kv_mib`` None: what a CUDA device has
     free, less its margin, or CPU_KV_MIB.
     """
     if threads:
         torch.set_num_threads(threads)
     weights = open_weights(Path(model_path))
-    model = Llama(weights, target_for(weights.config, device, precision, lean=lean))
+    model = Llama(weights, target_for(weights.config, device, precision, spare_weights=spare_weights))
     _return_freed_memory()
     return assemble(model, kv_mib=kv_mib, host_kv_mib=host_kv_mib)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import torch
 import torch.nn.functional as functional
@@ -20,8 +19,6 @@ from gpu_worker.models.linear import PackedLinear
 from gpu_worker.weights import WeightsError
 
 PRECISIONS = ("full", "int8")
-MEMORY = Path("/proc/meminfo")
-SPARE_SHARE = 0.125  # of the free memory, for a copy that only single rows need
 
 Linear = Callable[[Tensor], Tensor]
 MakeLinear = Callable[[Tensor, Tensor | None], Linear]
@@ -50,12 +47,12 @@ class Target:
 
 
 def target_for(
-    config: ModelConfig, device: str = "cpu", precision: str = "full", *, lean: bool | None = None
+    config: ModelConfig, device: str = "cpu", precision: str = "full", *, spare_weights: bool = False
 ) -> Target:
     """``device`` cpu, cuda or auto (cuda where there is one). CPUs compute in float32, CUDA devices in bfloat16.
 
-    ``lean``: a CPU in float32 holds one copy of the weights, not a second that is quicker for a single row; None: as
-    the machine's free memory has room. Raises WeightsError when ``precision`` is int8 and the device cannot.
+    ``spare_weights``: a CPU in float32 holds a second copy of the weights, which is quicker for a single row. Raises
+    WeightsError when ``precision`` is int8 and the device cannot.
     """
     chosen = torch.device("cuda" if device == "auto" and torch.cuda.is_available() else device.replace("auto", "cpu"))
     if precision == "int8":
@@ -68,20 +65,7 @@ def target_for(
         return Target(chosen, torch.bfloat16, kernels, plain_linear)
     if precision == "int8":
         return Target(chosen, torch.float32, kernels, int8_linear.Int8Linear)
-    is_lean = _is_short_of_memory(config) if lean is None else lean
-    return Target(chosen, torch.float32, kernels, partial(PackedLinear, with_spare=not is_lean))
-
-
-def _is_short_of_memory(config: ModelConfig) -> bool:
-    """Whether a second copy of the weights takes more than SPARE_SHARE of what is free; also where none can say."""
-    try:
-        free_kib = next(line for line in MEMORY.read_text().splitlines() if line.startswith("MemAvailable")).split()[1]
-    except (OSError, StopIteration):
-        return True
-    heads = 2 * config.num_heads + 2 * config.num_kv_heads
-    per_layer = config.hidden_size * (heads * config.head_dim + 3 * config.intermediate_size)
-    copy_bytes = 4 * (config.num_layers * per_layer + config.vocab_size * config.hidden_size)
-    return copy_bytes > SPARE_SHARE * int(free_kib) * 1_024
+    return Target(chosen, torch.float32, kernels, partial(PackedLinear, with_spare=spare_weights))
 
 
 def plain_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:

@@ -105,7 +105,7 @@ FULL_POOL = """
 import sys
 from gpu_worker.model_executor import build
 from scheduler_engine.plan import ScheduledRow, StepPlan
-executor = build(sys.argv[1], kv_mib=512, host_kv_mib=64, threads=1, lean=True)
+executor = build(sys.argv[1], kv_mib=512, host_kv_mib=64, threads=1)
 executor.cache.device_pool.fill_(0.5)
 rows = [ScheduledRow("chunk", [5] * 256, 0, range(16), True, [], None)]
 rows += [ScheduledRow(str(i), [5], 300, range(16 + 19 * i, 35 + 19 * i), True, [], None) for i in range(32)]
@@ -115,7 +115,7 @@ print(next(line for line in open("/proc/self/status") if line.startswith("VmHWM"
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="a CUDA build's own libraries take some 300 MiB more")
-def test_with_a_full_pool_of_512_mib_a_lean_worker_stays_below_1600_mib(demo_model_path: Path) -> None:
+def test_with_a_full_pool_of_512_mib_a_worker_stays_below_1600_mib(demo_model_path: Path) -> None:
     command = [sys.executable, "-c", FULL_POOL, str(demo_model_path)]
     most_kib = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     assert most_kib < 1_600 << 10
