@@ -62,7 +62,7 @@ def parse(arguments: Sequence[str] | None = None) -> WorkerConfig:
     parser.add_argument(
         "--spare-weights",
         action="store_true",
-        help="a second copy of the weights on a CPU: one request alone is quicker",
+        help="a second copy of the weights on a CPU: a request alone is quicker",
     )
     parser.add_argument("--device-profile", choices=sorted(DEVICES), default="cpu-smollm2")
     parser.add_argument("--policy", type=Path, metavar="FILE", help="policy to start with, as JSON")

@@ -231,8 +231,8 @@ def build(
 ) -> ModelExecutor:
     """Loads the model. Raises ModelFileError with a sentence. ``threads`` is the whole process's; 0 leaves it.
 
-    ``device``, ``precision`` and ``spare_weights`` as ``models.target`` takes them. ``kv_mib`` None: what a CUDA device has
-    free, less its margin, or CPU_KV_MIB.
+    ``device``, ``precision`` and ``spare_weights`` as ``models.target`` takes them. ``kv_mib`` None: what a CUDA device
+    has free, less its margin, or CPU_KV_MIB.
     """
     if threads:
         torch.set_num_threads(threads)
