@@ -105,6 +105,7 @@ class Door:
         self._loads = loads
         self._clock_s = clock_s
         self._background: set[asyncio.Task[None]] = set()
+        self._taking: set[asyncio.Task[ResponseStream | Denied]] = set()
         self._closed = asyncio.Event()
         self.texts = texts
 
@@ -120,8 +121,13 @@ class Door:
                 found.append((text, [TIER_OF_CLASS[c] for c in granted]))
         return found
 
-    async def enter(self, caller: Caller, ask: Ask, keep: Keep | None = None) -> Entered | Denied:
-        """Checks everything, takes the limits, sends the Submit. A refusal costs nothing and leaves nothing behind."""
+    async def enter(
+        self, caller: Caller, ask: Ask, keep: Keep | None = None, *, if_stopped: str = "client"
+    ) -> Entered | Denied:
+        """Checks everything, takes the limits, sends the Submit. A refusal costs nothing and leaves nothing behind.
+
+        Cancelled half way, it leaves again, for the reason ``if_stopped``, whatever it had taken by then.
+        """
         if self._closed.is_set():
             return Denied(_GOING, Limits(requested_class(caller, ask)))
         terms = self._terms(caller, ask)
@@ -143,27 +149,55 @@ class Door:
         if isinstance(max_tokens, Refusal):
             return Denied(max_tokens, unlimited)
         wish = self._wish(caller, ask, terms, choice, len(prompt), max_tokens, is_kept=keep is not None)
-        grant = await self._admission.admit(wish)
-        if isinstance(grant, Denied):
-            return grant
         submit = self._submit_message(caller, ask, terms, wish, prompt, max_tokens, text)
-        outlives_readers = keep is not None and keep.is_background
-        stream = self._streams.open(grant, submit, choice.worker_id, choice.epoch, outlives_readers=outlives_readers)
-        refusal = await self._dispatch(stream, keep)
-        if refusal is not None:
-            return Denied(refusal, unlimited)
-        if self._closed.is_set():  # meanwhile
-            self._end(stream)
+        stream = await self._take_unstopped(wish, submit, keep, if_stopped)
+        if isinstance(stream, Denied):
+            return stream
         return Entered(
             stream=stream,
             reader=stream.read(),
             text=text,
-            limits=grant.limits,
+            limits=stream.grant.limits,
             priority_class=terms.priority_class,
             prompt_tokens=len(prompt),
             max_tokens=max_tokens,
             num_cache_tokens=choice.num_cache_tokens,
         )
+
+    async def _take_unstopped(
+        self, wish: Wish, submit: Submit, keep: Keep | None, if_stopped: str
+    ) -> ResponseStream | Denied:
+        """Whoever is stopped from here on has perhaps been let in: the taking goes to its end, and is then undone."""
+
+        def undo(taking: asyncio.Task[ResponseStream | Denied]) -> None:
+            if not taking.cancelled() and taking.exception() is None:
+                found = taking.result()
+                if isinstance(found, ResponseStream) and found.end is None:
+                    found.abandon()
+                    self._in_background(self._cancel(found, if_stopped))
+
+        taking = asyncio.create_task(self._take(wish, submit, keep))
+        self._taking.add(taking)
+        taking.add_done_callback(self._taking.discard)
+        try:
+            return await asyncio.shield(taking)
+        except asyncio.CancelledError:
+            taking.add_done_callback(undo)
+            raise
+
+    async def _take(self, wish: Wish, submit: Submit, keep: Keep | None) -> ResponseStream | Denied:
+        """The limits, and then a worker. Always: with a refusal nothing of either is held."""
+        grant = await self._admission.admit(wish)
+        if isinstance(grant, Denied):
+            return grant
+        outlives_readers = keep is not None and keep.is_background
+        stream = self._streams.open(grant, submit, wish.worker_id, wish.epoch, outlives_readers=outlives_readers)
+        refusal = await self._dispatch(stream, keep)
+        if refusal is not None:
+            return Denied(refusal, Limits(wish.priority_class))
+        if self._closed.is_set():  # meanwhile
+            self._end(stream)
+        return stream
 
     def leave(self, entered: Entered) -> None:
         """The reader is done. A response that still goes on is cancelled: the worker frees its row at the next step."""
@@ -189,6 +223,8 @@ class Door:
     async def close(self) -> None:
         """This gateway goes: let nobody in, end and cancel what it still serves, and let every message out."""
         self._closed.set()
+        if self._taking:
+            await asyncio.shield(asyncio.wait(self._taking))
         for stream in self._streams:
             if not stream.outlives_readers:  # another gateway goes on with those
                 self._end(stream)

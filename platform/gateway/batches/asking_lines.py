@@ -70,7 +70,7 @@ class LineDoor:
         self.has_deadline = any((ask.deadline_ms, ask.completion_deadline_ms, ask.max_queue_wait_ms))
         own = replace(ask, source=SOURCE, service_tier=TIER, response_id=self._response_id)
         if self._output is None:
-            return await self._enter(caller, own)
+            return await self._door.enter(caller, own, if_stopped=STOPPED)
         text = self.texts[ask.model]
         prompt = await encode_prompt(text, ask, text.context_length)
         return Entered(
@@ -90,21 +90,6 @@ class LineDoor:
         prompt_tokens = output.finished.prompt_tokens
         found = None if quota is None else effective_max_tokens(ask, quota, prompt_tokens, text.context_length)
         return found if isinstance(found, int) else output.finished.output_tokens
-
-    async def _enter(self, caller: Caller, ask: Ask) -> Entered | Denied:
-        """Stopped half way in, it goes the rest of the way, and leaves again."""
-        entering = asyncio.create_task(self._door.enter(caller, ask))
-        try:
-            return await asyncio.shield(entering)
-        except asyncio.CancelledError:
-            entering.add_done_callback(self._leave_again)
-            raise
-
-    def _leave_again(self, entering: asyncio.Task[Entered | Denied]) -> None:
-        if not entering.cancelled() and entering.exception() is None:
-            found = entering.result()
-            if isinstance(found, Entered):
-                self.leave(found)
 
     def leave(self, entered: Entered) -> None:
         self.stop_reading(entered.stream, entered.reader)
