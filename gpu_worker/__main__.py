@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from gpu_worker.clock import Clock, MonotonicClock
@@ -111,6 +112,7 @@ def build_service(
                 max_model_len=device.engine.max_model_len,
                 features=device.features,
                 num_cache_tokens=device.engine.num_blocks * device.engine.block_size,
+                version=software_version(),
             ),
             scheduler=engine_of(epoch),
             executor=device.executor,
@@ -133,6 +135,14 @@ def build_service(
     return WorkerService(
         bus=bus, make_loop=make_loop, clock=clock, drain_limit_s=config.drain_limit_s, on_ready=on_ready
     )
+
+
+def software_version() -> str:
+    """Of the installed package; "source" where it runs from a folder."""
+    try:
+        return version("rubato")
+    except PackageNotFoundError:
+        return "source"
 
 
 def _recorder(config: WorkerConfig, device: Device) -> Recorder | None:

@@ -11,6 +11,7 @@ from typing import assert_never
 from gpu_worker.anteroom import LOOK_AGAIN_US, Anteroom, Guest
 from gpu_worker.clock import Clock
 from gpu_worker.executor import Executor
+from gpu_worker.explaining import explained
 from gpu_worker.grammars import GrammarCompiler
 from gpu_worker.prefix_keys import PrefixKeys
 from gpu_worker.response_book import ResponseBook
@@ -23,7 +24,7 @@ from scheduler_engine.plan import StepPlan, StepResult
 from scheduler_engine.request import RequestId
 from scheduler_engine.scheduler import Scheduler
 from wire.bus import StepOutput
-from wire.messages import Attach, Cancel, LoadSnapshot, PolicyChanged, Submit, ToWorker
+from wire.messages import Attach, Cancel, Drain, Explain, Explained, LoadSnapshot, PolicyChanged, Submit, ToWorker
 
 NUM_PLANS_KEPT = 8
 
@@ -60,6 +61,7 @@ class WorkerLoop:
     ) -> None:
         self.identity = identity
         self.is_draining = False
+        self.is_told_to_drain = False  # by a message; whoever runs the loop sees to it
         self._scheduler = scheduler
         self._executor = executor
         self._clock = clock
@@ -68,6 +70,7 @@ class WorkerLoop:
         self._book = ResponseBook(telemetry, token_bytes, executor.shape.bytes_per_block, prefix_keys)
         self._anteroom = Anteroom(grammars)
         self._refused: list[events.Rejected] = []
+        self._answers: list[tuple[str, Explained]] = []
         self._plans: deque[StepPlan] = deque(maxlen=NUM_PLANS_KEPT)
 
     @property
@@ -92,6 +95,10 @@ class WorkerLoop:
             case PolicyChanged(snapshot=snapshot):
                 self._policy_version = snapshot.version
                 self._scheduler.set_policy(snapshot)
+            case Explain():
+                self._answers.append((message.gateway_id, explained(self._scheduler, message)))
+            case Drain():
+                self.is_told_to_drain |= message.worker_epoch == self.identity.epoch
             case _:
                 assert_never(message)
 
@@ -125,14 +132,24 @@ class WorkerLoop:
     def turn(self) -> Turn:
         """One step from plan to output. Blocks as long as the executor does."""
         self._let_in(*self._anteroom.ready(self._clock.now_us()))
-        plan = self._scheduler.plan_step(self._clock.now_us())
+        began_us = self._clock.now_us()
+        plan = self._scheduler.plan_step(began_us)
+        planned_us = self._clock.now_us()
         result = self._execute(plan)
         now_us = self._clock.now_us()
         step = self._scheduler.apply_step(result, now_us)
+        self._telemetry.stepped(
+            scheduling_us=planned_us - began_us + self._clock.now_us() - now_us,
+            duration_us=result.duration_us,
+            is_empty=plan.is_empty,
+        )
         if self._refused:
             step = dataclasses.replace(step, rejected=(*step.rejected, *self._refused))
             self._refused.clear()
         draft = StepDraft()
+        for gateway_id, answer in self._answers:
+            draft.reply(gateway_id, answer)
+        self._answers.clear()
         self._cancel(self._book.digest(step, draft, now_us), "sibling_refused")
         for finished in step.finished:
             self._executor.forget(finished.request_id)
@@ -172,8 +189,9 @@ class WorkerLoop:
         """How busy the worker is now, at a step boundary."""
         return self._telemetry.snapshot(
             self.identity,
-            self._scheduler.load(self._clock.now_us()),
+            self._scheduler,
             self._book.response_id_of,
+            now_us=self._clock.now_us(),
             policy_version=self._policy_version,
             draining=self.is_draining,
         )

@@ -276,6 +276,8 @@ class ResponseBook:
         counters.queue_wait.observe(usage.counters.queue_us)
         if usage.terminal == "shed":
             counters.shed[response.ends[0].detail or FinishReason.SHED.value] += 1
+        else:
+            counters.ended(response.ends, usage.counters)
 
 
 def _whole(rejected: events.Rejected, waited_us: int) -> tuple[events.Wait, ...]:

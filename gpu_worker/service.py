@@ -221,6 +221,9 @@ class WorkerService:
     def _serve(self, session: Session) -> None:
         while not (session.is_over or self._drain_asked.is_set()):
             self._turn(session, None)
+            if session.loop.is_told_to_drain:
+                say("told to drain by an operator")
+                self._drain_asked.set()
         if session.is_over:
             return
         session.loop.drain()

@@ -6,7 +6,17 @@ from collections import defaultdict
 
 from gpu_worker.response import Choice
 from wire.bus import FinishedOutput, StepOutput
-from wire.messages import Accepted, ChoiceFinished, Finished, Rejected, ToGateway, TokenLogprob, Tokens, Usage
+from wire.messages import (
+    Accepted,
+    ChoiceFinished,
+    Explained,
+    Finished,
+    Rejected,
+    ToGateway,
+    TokenLogprob,
+    Tokens,
+    Usage,
+)
 
 Logprobs = tuple[TokenLogprob | None, ...]
 Row = tuple[str, int, int, int, tuple[int, ...], Logprobs | None]
@@ -22,7 +32,7 @@ class StepDraft:
         self.usages: list[Usage] = []
         self.outputs: dict[str, FinishedOutput] = {}
 
-    def reply(self, gateway_id: str, message: Accepted | Rejected) -> None:
+    def reply(self, gateway_id: str, message: Accepted | Rejected | Explained) -> None:
         self._replies[gateway_id].append(message)
 
     def send_tokens(self, choice: Choice, end: int) -> None:

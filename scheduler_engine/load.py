@@ -80,6 +80,16 @@ class PolicyLoad:
 
 
 @dataclass(frozen=True, slots=True)
+class TenantLoad:
+    """One tenant since the start. ``weight``: its largest; 0 while nothing of it lives here."""
+
+    tenant_id: str
+    gpu_us: tuple[int, ...]  # by rank of the class
+    weight: int
+    num_live: int
+
+
+@dataclass(frozen=True, slots=True)
 class EngineLoad:
     """The whole engine at one step boundary. ``busy_us`` and ``charged_us`` are equal, always (rule 7)."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from scheduler_engine import admission
 from scheduler_engine.live import LiveRequest, State
-from scheduler_engine.load import BoardRow, ClassLoad, EngineLoad, PolicyLoad, PreemptionCount, ShedCount
+from scheduler_engine.load import BoardRow, ClassLoad, EngineLoad, PolicyLoad, PreemptionCount, ShedCount, TenantLoad
 from scheduler_engine.policy import PriorityClass
 from scheduler_engine.returns import spread
 from scheduler_engine.state import EngineState
@@ -39,6 +39,21 @@ def measure(state: EngineState, now_us: int) -> EngineLoad:
         board=board,
         policy=_policy_load(state),
     )
+
+
+def measure_tenants(state: EngineState) -> list[TenantLoad]:
+    """In the order of their first requests; their device time sums to what was charged. O(accounts)."""
+    gpu_us: dict[str, list[int]] = {}
+    weights: dict[str, tuple[int, int]] = {}
+    for account, charged_us in state.accountant.charges_us().items():
+        row = gpu_us.setdefault(account.tenant_id, [0 for _ in PriorityClass])
+        row[account.priority_class] += charged_us
+        weights[account.tenant_id] = (account.total.weight, account.total.num_live)
+    return [
+        TenantLoad(tenant_id, tuple(row), weight if num_live else 0, num_live)
+        for tenant_id, row in gpu_us.items()
+        for weight, num_live in (weights[tenant_id],)
+    ]
 
 
 def _policy_load(state: EngineState) -> PolicyLoad:

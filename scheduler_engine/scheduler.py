@@ -17,8 +17,8 @@ from scheduler_engine.events import StepEvents
 from scheduler_engine.explain import Explanation, explain
 from scheduler_engine.fairness import SERVICE_UNITS_PER_US
 from scheduler_engine.intake import Arrival, Cancellation, Input, Intake, ServiceElsewhere
-from scheduler_engine.load import EngineLoad
-from scheduler_engine.measure import measure
+from scheduler_engine.load import EngineLoad, TenantLoad
+from scheduler_engine.measure import measure, measure_tenants
 from scheduler_engine.plan import StepPlan, StepResult
 from scheduler_engine.planning import StepPlanner
 from scheduler_engine.policy import PolicySnapshot, PriorityClass
@@ -149,6 +149,15 @@ class Scheduler:
     def load(self, now_us: int) -> EngineLoad:
         """How busy the engine is, for the door and the boards. O(requests on the device and suspended)."""
         return measure(self._state, now_us)
+
+    def tenants(self) -> list[TenantLoad]:
+        """What each tenant has had, and whether it has anything here. O(tenants): for once a second."""
+        return measure_tenants(self._state)
+
+    @property
+    def policy(self) -> PolicySnapshot:
+        """The one in force."""
+        return self._state.policy
 
     def explain(self, request_id: RequestId) -> Explanation | None:
         """Where the time of a live or recently ended request went; None for one that is not known (any more)."""

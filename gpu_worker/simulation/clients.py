@@ -11,7 +11,7 @@ from typing import assert_never
 from gpu_worker.simulation.traffic import SECOND_US, Arrival
 from scheduler_engine.policy import ClassPolicy, PriorityClass
 from wire.bus import BadEntry
-from wire.messages import Accepted, ChoiceFinished, Finished, Moved, Rejected, ToGateway, Tokens
+from wire.messages import Accepted, ChoiceFinished, Explained, Finished, Moved, Rejected, ToGateway, Tokens
 
 QUANTILES = {"p50": 500, "p95": 950, "p99": 990}
 
@@ -121,7 +121,7 @@ class Clients:
                     self.num_ended += 1
                 case Rejected():
                     self._refused(message, now_us)
-                case Accepted() | ChoiceFinished() | Moved():
+                case Accepted() | ChoiceFinished() | Moved() | Explained():
                     pass
                 case BadEntry():
                     raise AssertionError(f"the memory bus made a bad entry: {message.reason}")

@@ -13,7 +13,7 @@ from gpu_worker.executor import Executor
 from gpu_worker.simulation.traffic import SECOND_US, Arrival
 from scheduler_engine.cost import CostConstants
 from scheduler_engine.plan import StepPlan, StepResult
-from scheduler_engine.policy import ClassPolicy, PriorityClass
+from scheduler_engine.policy import PriorityClass
 from scheduler_engine.request import RequestId
 
 
@@ -142,11 +142,3 @@ class FairnessGap:
                 least_us, most_us = before.get((one, other), (apart_us, apart_us))
                 drifts[one, other] = least_us, most_us = min(least_us, apart_us), max(most_us, apart_us)
                 self.largest_us[priority_class] = max(self.largest_us[priority_class], most_us - least_us)
-
-
-def gap_bound_us(policy: ClassPolicy, *, num_slots: int, longest_step_us: int, least_weight: int = 1) -> int:
-    """What the gap cannot pass (docs/scheduling.md): twice B + (quantum + slots + 1) steps of the longest kind, where
-    one head a step may push out a tenant of its own class.
-    """
-    drain_us = (policy.quantum_steps + num_slots + 1) * longest_step_us // least_weight
-    return 2 * (policy.fairness_gap_ms * 1_000 + drain_us)

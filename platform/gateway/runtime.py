@@ -25,6 +25,7 @@ from gateway.admission import Admission
 from gateway.auth import Keys as ApiKeys
 from gateway.auth import KeyStoreDown, KeyTable
 from gateway.batches.archive import Archive
+from gateway.console.switchboard import switchboard
 from gateway.continuity import Continuity
 from gateway.door import Door
 from gateway.loads import books
@@ -37,7 +38,7 @@ from gateway.streams import Reader, Streams
 from gateway.text import Text, byte_text
 from tenants import services
 from wire.bus import BusError, GatewayBus
-from wire.messages import LoadSnapshot
+from wire.messages import Explained, LoadSnapshot
 from wire.redis_bus import RedisGatewayBus, waiting_pool
 from wire.redis_keys import Keys
 
@@ -162,6 +163,8 @@ class Runtime:
         self.loads = await self.bus.loads()
         load_source.read_from(self._current_loads)
         stack.callback(load_source.read_from, None)
+        switchboard.connect(self.bus)
+        stack.callback(switchboard.connect, None)
         for work, period_s in (
             (self._read_outbox, 0.0),
             (self._watch_workers, WATCH_S),
@@ -216,7 +219,11 @@ class Runtime:
                 await asyncio.sleep(AGAIN_S)
 
     async def _read_outbox(self) -> None:
-        self.streams.deliver(await self.bus.receive(READ_S))
+        messages = await self.bus.receive(READ_S)
+        self.streams.deliver(messages)
+        for message in messages:
+            if isinstance(message, Explained):
+                switchboard.hear(message)
         async with self._reads_done:
             self._num_reads += 1
             self._reads_done.notify_all()

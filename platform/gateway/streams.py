@@ -20,6 +20,7 @@ from wire.messages import (
     Accepted,
     ChoiceEnd,
     ChoiceFinished,
+    Explained,
     Finished,
     LoadSnapshot,
     Moved,
@@ -307,7 +308,7 @@ class Streams:
                 case Moved():
                     if (stream := self._streams.get(message.response_id)) is not None:
                         self.finish(stream, Lost(MOVED))
-                case Accepted():
+                case Accepted() | Explained():
                     pass
                 case BadEntry():
                     self.num_bad_entries += 1

@@ -9,6 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from scheduler_engine.policy import PolicySnapshot, PriorityClass
+from wire.snapshots import EMPTY_HISTOGRAM as EMPTY_HISTOGRAM
+from wire.snapshots import GRAMMAR as GRAMMAR
+from wire.snapshots import HISTOGRAM_BOUNDS_MS as HISTOGRAM_BOUNDS_MS
+from wire.snapshots import LOGPROBS as LOGPROBS
+from wire.snapshots import MOST_TENANTS as MOST_TENANTS
+from wire.snapshots import BoardRow as BoardRow
+from wire.snapshots import ClassSnapshot as ClassSnapshot
+from wire.snapshots import Histogram as Histogram
+from wire.snapshots import LoadSnapshot as LoadSnapshot
+from wire.snapshots import PolicyNews as PolicyNews
+from wire.snapshots import TenantSnapshot as TenantSnapshot
 
 PROTOCOL_VERSION = 1
 MAX_TOP_LOGPROBS = 20
@@ -100,6 +111,23 @@ class PolicyChanged:
     """The policy now in force; the engine takes it between two steps."""
 
     snapshot: PolicySnapshot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drain:
+    """Finish what is here, let nothing new in, then end: whoever looks after the worker starts it again."""
+
+    worker_epoch: int  # of this epoch and no other
+    actor: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explain:
+    """An operator asks where the time of a request goes; Explained answers to ``gateway_id``. Changes nothing."""
+
+    gateway_id: str
+    response_id: str
+    choice: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,6 +227,31 @@ class ChoiceFinished:
     end: ChoiceEnd
 
 
+MOST_EXPLAINED = 200  # decisions of one request that travel: the newest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explained:
+    """Where the time of a request went, in words. ``is_known`` False: the engine does not remember it (any more).
+
+    ``waits``: (phase, words, microseconds), those of a phase sum to ``queue_us`` or ``paused_us``. ``timeline``:
+    (microseconds since its arrival, words), oldest first; ``is_whole`` False where older ones are missing.
+    """
+
+    response_id: str
+    choice: int
+    is_known: bool
+    sentence: str = ""
+    outcome: str = ""  # empty while it lives
+    total_us: int = 0
+    queue_us: int = 0
+    paused_us: int = 0
+    ttft_us: int | None = None
+    waits: tuple[tuple[str, str, int], ...] = ()
+    timeline: tuple[tuple[int, str], ...] = ()
+    is_whole: bool = True
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moved:
     """Another gateway owns the response from now on; nothing of it will come here any more."""
@@ -257,99 +310,7 @@ class Released:
     reason: str
 
 
-LOGPROBS, GRAMMAR = "logprobs", "grammar"  # features of a worker
-HISTOGRAM_BOUNDS_MS = (
-    5,
-    10,
-    25,
-    50,
-    100,
-    200,
-    300,
-    500,
-    1_000,
-    2_000,
-    5_000,
-    10_000,
-    30_000,
-    60_000,
-    300_000,
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Histogram:
-    """Durations by bucket. ``counts[i]`` are those <= HISTOGRAM_BOUNDS_MS[i] and above the bound before; the last is
-    the rest.
-    """
-
-    counts: tuple[int, ...]
-    sum_us: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClassSnapshot:
-    """One class on one worker. Counters are since its epoch began; gauges are now."""
-
-    priority_class: PriorityClass
-    num_waiting: int
-    num_running: int
-    num_suspended: int
-    waiting_gpu_us: int
-    estimated_start_q50_us: int
-    estimated_start_q90_us: int
-    closed: bool
-    retry_after_us: int | None
-    prompt_tokens: int
-    output_tokens: int
-    queue_wait: Histogram
-    ttft: Histogram
-    preemptions: tuple[tuple[str, str, int], ...]  # (lever, resource, count) of requests of this class
-    shed: tuple[tuple[str, int], ...]  # (reason, count): rejected at the door or ended before the first token
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BoardRow:
-    """One request on the device, for the live page."""
-
-    response_id: str
-    tenant_id: str
-    priority_class: PriorityClass
-    state: str
-    num_blocks: int
-    num_computed_tokens: int
-    num_output_tokens: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadSnapshot:
-    """Published by each worker every 250 ms from its I/O thread."""
-
-    worker_id: str
-    epoch: int
-    model: str
-    ready: bool
-    draining: bool
-    max_model_len: int
-    last_step_age_us: int
-    step: int
-    num_blocks: int
-    num_free_blocks: int
-    num_host_blocks: int
-    num_free_host_blocks: int
-    num_slots: int
-    num_free_slots: int
-    policy_version: int
-    prompt_tokens_total: int
-    output_tokens_total: int
-    busy_us_total: int
-    classes: tuple[ClassSnapshot, ...]
-    board: tuple[BoardRow, ...] = ()
-    features: tuple[str, ...] = ()  # what it can do that not every worker can: LOGPROBS, GRAMMAR
-    num_cache_tokens: int = 0  # tokens that the device's KV cache holds
-
-
-ToWorker = Submit | Cancel | Attach | PolicyChanged
-ToGateway = Accepted | Rejected | Tokens | ChoiceFinished | Finished | Moved
+ToWorker = Submit | Cancel | Attach | PolicyChanged | Drain | Explain
+ToGateway = Accepted | Rejected | Tokens | ChoiceFinished | Finished | Moved | Explained
 ToLedger = Reserved | Usage | Released
 Message = ToWorker | ToGateway | ToLedger | LoadSnapshot

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect
 
+from gateway.console.switchboard import switchboard
 from scheduler_engine.policy import PriorityClass
-from wire.messages import HISTOGRAM_BOUNDS_MS, BoardRow, ClassSnapshot, Histogram
+from wire.messages import (
+    HISTOGRAM_BOUNDS_MS,
+    BoardRow,
+    ClassSnapshot,
+    Drain,
+    Explain,
+    Explained,
+    Histogram,
+    PolicyNews,
+    TenantSnapshot,
+)
 
 INTERACTIVE, DEFAULT, BATCH = PriorityClass
 A_RATE = re.compile("^(\\d+[.]\\d|\u2013)$")
@@ -112,9 +124,18 @@ def test_a_lane_is_the_next_requests_when_the_first_has_ended(operator: Page, st
     assert len(tops) == 1
 
 
-def test_the_numbers_of_a_class_stand_in_the_table(operator: Page, stage: Any) -> None:
+def histogram(count: int, bound_ms: int) -> Histogram:
+    return Histogram(counts=tuple(count if bound == bound_ms else 0 for bound in (*HISTOGRAM_BOUNDS_MS, 0)), sum_us=0)
+
+
+def cells_of(page: Page, table: str, name: str) -> Any:
+    return page.locator(f"table.{table}").get_by_role("row", name=re.compile(name)).get_by_role("cell")
+
+
+def test_what_a_class_gets_stands_in_a_table_against_its_targets(operator: Page, stage: Any) -> None:
     operator.goto("/operator/live")
-    counted = Histogram(counts=tuple(10 if bound == 300 else 0 for bound in (*HISTOGRAM_BOUNDS_MS, 0)), sum_us=0)
+    stage.play()
+    expect(operator.get_by_role("heading", name="worker-1")).to_be_visible()
     stage.play(
         classes=classes(
             stage,
@@ -122,25 +143,207 @@ def test_the_numbers_of_a_class_stand_in_the_table(operator: Page, stage: Any) -
             num_waiting=61,
             num_running=7,
             num_suspended=3,
-            ttft=counted,
-            preemptions=(("hold", "slots", 5), ("swap", "memory", 2)),
-            shed=(("late", 4),),
+            queue_wait=histogram(10, 2_000),
+            ttft=histogram(10, 300),
+            ttft_target_us=295_000,
+            tpot=histogram(10, 50),
+            tpot_target_us=50_000,
         )
     )
 
-    cells = operator.get_by_role("row", name=re.compile("^B ?batch")).get_by_role("cell")
+    cells = cells_of(operator, "classes", "^B ?batch")
     expect(cells).to_have_text(
-        ["61", "7", "3", A_RATE, NONE, "250 ms / 300 ms", "5 · 2 · 0slots 5, memory 2", "4late 4"]
+        [
+            "61",
+            "7",
+            "3",
+            A_RATE,
+            "1.5 s · 2.0 s · 2.0 s",
+            "250 ms · \u25b2 300 ms · \u25b2 300 msp95, p99 over the target of 295 ms",
+            "37 ms · 50 ms · 50 mstarget 50 ms",
+        ]
     )
+
+
+def test_what_the_policy_did_stands_in_a_table(operator: Page, stage: Any) -> None:
+    operator.goto("/operator/live")
+    news = PolicyNews(
+        rung="batch_paused",
+        batch_paused_us=12_000_000,
+        num_batch_pauses=2,
+        switching_per_mille=64,
+        sheds=(("batch", "batch_paused", "class_closed", 4),),
+    )
+    stage.play(
+        policy=news,
+        classes=classes(
+            stage,
+            BATCH,
+            preemptions=(("hold", "slots", 5), ("swap", "memory", 2)),
+            shed=(("class_closed", 4),),
+            floor_debt_us=1_500_000,
+            num_promises_kept=9,
+            num_promises_broken=1,
+            fairness_gap_us=800_000,
+            fairness_bound_us=2_500_000,
+        ),
+    )
+
+    expect(cells_of(operator, "policy", "^B ?batch")).to_have_text(
+        [
+            "5 · 2 · 0slots 5, memory 2",
+            "4batch paused: class closed 4",
+            "1.5 s",
+            "90.0 %9 of 10",
+            "800 msbound 2.5 s",
+        ]
+    )
+    expect(operator.locator('[data-field="rung"]')).to_have_text("batch paused")
+    expect(operator.locator('[data-field="paused"]')).to_have_text("batch paused 12.0 s, 2 times")
+    expect(operator.locator('[data-field="switching"]')).to_have_text("6.4 %")
+
+
+def test_tenants_stand_by_name_with_share_and_entitlement(operator: Page, stage: Any) -> None:
+    from tenants.models import Tenant
+
+    aurora = Tenant.objects.create(slug="aurora", name="Aurora")
+    operator.goto("/operator/live")
+    stage.play()
+    expect(operator.get_by_role("heading", name="worker-1")).to_be_visible()
+    rows = ((str(aurora.id), 3_000_000, 3), ("stray", 1_000_000, 1), ("", 0, 0))
+    stage.play(
+        tenants=tuple(
+            TenantSnapshot(tenant_id=name, gpu_us=(us, 0, 0), weight=weight, num_live=weight)
+            for name, us, weight in rows
+        )
+    )
+
+    expect(cells_of(operator, "tenants", "^Aurora")).to_have_text(["3", "3.0 s", "75.0 %", "75.0 %", "3.0 s"])
+    expect(cells_of(operator, "tenants", "^stray")).to_have_text(["1", "1.0 s", "25.0 %", "25.0 %", "1.0 s"])
+    expect(cells_of(operator, "tenants", "^other")).to_have_text(["0", "0 ms", "0.0 %", NONE, "0 ms"])
+
+
+ACCOUNT = Explained(
+    response_id="victim",
+    choice=0,
+    is_known=True,
+    sentence="waited 412 ms: 380 ms for KV memory held by the default class, 32 ms behind another tenant",
+    total_us=2_000_000,
+    queue_us=412_000,
+    paused_us=88_000,
+    ttft_us=530_000,
+    waits=(("queued", "for KV memory held by the default class", 380_000),),
+    timeline=((0, "let in"), (412_000, "started")),
+)
+
+
+class AnsweringBus:
+    """A Bus whose workers answer at once. Always: notes whatever was sent."""
+
+    gateway_id = "g1"
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, Any]] = []
+
+    async def send(self, worker_id: str, message: Any) -> None:
+        self.sent.append((worker_id, message))
+        if isinstance(message, Explain):
+            known = message.response_id == ACCOUNT.response_id
+            switchboard.hear(ACCOUNT if known else Explained(response_id=message.response_id, choice=0, is_known=False))
+
+
+@pytest.fixture
+def bus() -> Iterator[AnsweringBus]:
+    answering = AnsweringBus()
+    switchboard.connect(answering)  # type: ignore[arg-type]  # what the switchboard needs of a Bus
+    yield answering
+    switchboard.connect(None)
+
+
+def test_a_click_on_a_bar_tells_where_the_time_of_the_request_went(
+    operator: Page, stage: Any, bus: AnsweringBus
+) -> None:
+    operator.goto("/operator/live")
+    stage.play(board=(row("victim", BATCH, "decode"),))
+    operator.locator('.lane-plot g[data-response="victim"] rect').dispatch_event("click")  # it moves: no steady place
+
+    dialog = operator.get_by_role("dialog")
+    expect(dialog).to_contain_text(ACCOUNT.sentence)
+    expect(dialog).to_contain_text("queued 412 ms, paused 88 ms, running 1,500 ms; first token after 530 ms")
+    expect(dialog.get_by_role("row")).to_have_text(
+        ["queued380 msfor KV memory held by the default class", "+0 mslet in", "+412 msstarted"]
+    )
+    operator.keyboard.press("Escape")
+    expect(dialog).to_be_hidden()
+
+
+def test_a_request_or_a_worker_that_nobody_remembers_is_said_to_be_gone(
+    operator: Page, stage: Any, bus: AnsweringBus
+) -> None:
+    stage.play()
+    unknown = operator.request.get("/operator/live/explain?worker=worker-1&response=unknown")
+
+    assert unknown.status == 404
+    assert unknown.json() == {"error": "The worker does not remember this request any more."}
+    assert operator.request.get("/operator/live/explain?worker=nobody&response=x").status == 404
+
+
+def test_a_stranger_asks_no_worker_and_drains_none(operator: Page, stage: Any, bus: AnsweringBus) -> None:
+    from django.contrib.auth.models import User
+
+    User.objects.update(is_staff=False)
+    stage.play()
+
+    assert "/login" in operator.request.get("/operator/live/explain?worker=worker-1&response=victim").url
+    assert operator.request.post("/operator/live/drain", form={"worker": "worker-1", "epoch": "1"}).status == 403
+    assert bus.sent == []
+
+
+def test_an_operator_who_may_drains_a_worker_and_it_is_on_record(operator: Page, stage: Any, bus: AnsweringBus) -> None:
+    from django.contrib.admin.models import LogEntry
+    from django.contrib.auth.models import Permission, User
+
+    User.objects.get(username="ops").user_permissions.add(Permission.objects.get(codename="change_quotapolicy"))
+    operator.goto("/operator/live")
+    stage.play()
+    operator.get_by_role("button", name="Drain …").click()
+    operator.get_by_role("dialog").get_by_role("button", name="Drain", exact=True).click()
+
+    expect(operator.get_by_text("worker-1 was told to drain.")).to_be_visible()
+    assert bus.sent == [("worker-1", Drain(worker_epoch=1, actor="ops"))]
+    entry = LogEntry.objects.get()
+    assert (entry.user.username, entry.object_repr, entry.change_message) == (
+        "ops",
+        "worker worker-1",
+        "Drained, epoch 1.",
+    )
+
+
+def test_who_may_not_change_quotas_drains_nobody(operator: Page, stage: Any, bus: AnsweringBus) -> None:
+    operator.goto("/operator/live")
+    stage.play()
+    expect(operator.get_by_role("heading", name="worker-1")).to_be_visible()
+
+    assert operator.get_by_role("button", name="Drain …").count() == 0
+    assert bus.sent == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_is_wider_than_a_phone_in_either_colour_scheme(operator: Page, stage: Any, scheme: Any) -> None:
+    operator.emulate_media(color_scheme=scheme)
+    operator.set_viewport_size({"width": 390, "height": 800})
+    operator.goto("/operator/live")
+    stage.play(classes=classes(stage, BATCH, ttft=histogram(3, 300), preemptions=(("hold", "slots", 5),)))
+    expect(operator.get_by_role("heading", name="worker-1")).to_be_visible()
+
+    assert operator.evaluate("document.documentElement.scrollWidth") == 390
 
 
 def test_a_closed_class_is_said_to_be_closed(operator: Page, stage: Any) -> None:
     operator.goto("/operator/live")
     stage.play(classes=classes(stage, BATCH, num_waiting=900, closed=True))
 
-    expect(operator.get_by_role("row", name=re.compile("^B ?batch")).get_by_role("cell").first).to_have_text(
-        "900 · closed"
-    )
+    expect(cells_of(operator, "classes", "^B ?batch").first).to_have_text("900 · closed")
 
 
 def test_the_lanes_can_be_read_as_a_table_by_keyboard(operator: Page, stage: Any) -> None:

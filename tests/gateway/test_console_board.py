@@ -14,7 +14,15 @@ from gateway.console.feed import LiveFeed
 from gateway.console.quantiles import quantile_ms, since
 from scheduler_engine.policy import PriorityClass
 from wire.bus import BusError
-from wire.messages import HISTOGRAM_BOUNDS_MS, BoardRow, ClassSnapshot, Histogram, LoadSnapshot
+from wire.messages import (
+    HISTOGRAM_BOUNDS_MS,
+    BoardRow,
+    ClassSnapshot,
+    Histogram,
+    LoadSnapshot,
+    PolicyNews,
+    TenantSnapshot,
+)
 
 SECOND_US = 1_000_000
 
@@ -130,7 +138,7 @@ def test_ttft_is_told_for_the_last_minute_and_since_the_start() -> None:
 
     chat = worker_of(board, 30 * SECOND_US)["classes"][0]
 
-    assert chat["ttft_recent_ms"][1] <= 50
+    assert chat["ttft"]["recent_ms"][1] <= 50
     assert chat["ttft_ms"][1] > 2_000
 
 
@@ -142,7 +150,7 @@ def test_what_happened_over_a_minute_ago_is_not_recent() -> None:
 
     chat = worker_of(board, 89 * SECOND_US)["classes"][0]
 
-    assert chat["ttft_recent_ms"] == [None, None]
+    assert chat["ttft"]["recent_ms"] == [None, None, None]
     assert chat["ttft_ms"][0] is not None
 
 
@@ -156,6 +164,82 @@ def test_preemptions_are_summed_by_lever_and_by_resource() -> None:
     assert chat["preemptions"] == {"hold": 5, "swap": 1}
     assert chat["preempted_by"] == {"slots": 2, "memory": 4}
     assert chat["shed"] == {"late": 2}
+
+
+def test_quantiles_above_the_target_are_named() -> None:
+    board = LiveBoard()
+    board.hear([a_load(step=1)], 0)
+    late = {"ttft": histogram(le_100=95, le_1000=5), "ttft_target_us": 300_000, "tpot": histogram(le_50=9)}
+    board.hear([a_load(step=2, chat=late)], 30 * SECOND_US)
+
+    chat = worker_of(board, 30 * SECOND_US)["classes"][0]
+
+    assert chat["ttft"]["target_ms"] == 300
+    assert chat["ttft"]["over"] == ["p99"]
+    assert chat["tpot"] == {"recent_ms": [38, 50, 50], "target_ms": None, "over": []}
+
+
+def test_sheds_are_told_by_rung_and_reason_of_their_class() -> None:
+    board = LiveBoard()
+    sheds = (("batch", "batch_paused", "class_closed", 7), ("default", "default_refused", "late", 2))
+    news = PolicyNews(rung="batch_paused", batch_paused_us=12_000_000, switching_per_mille=61, sheds=sheds)
+    board.hear([a_load(policy=news)], 0)
+
+    worker = worker_of(board, 0)
+
+    assert worker["classes"][1]["shed_by_rung"] == {"default_refused: late": 2}
+    assert worker["classes"][2]["shed_by_rung"] == {"batch_paused: class_closed": 7}
+    assert worker["policy"]["rung"] == "batch_paused"
+    assert worker["policy"]["batch_paused_ms"] == 12_000
+    assert worker["policy"]["switching_percent"] == 6.1
+
+
+def test_a_class_is_told_with_its_gap_its_debt_and_its_kept_promises() -> None:
+    board = LiveBoard()
+    told = {
+        "fairness_gap_us": 800_000,
+        "fairness_bound_us": 2_500_000,
+        "floor_debt_us": 1_500_000,
+        "num_promises_kept": 9,
+        "num_promises_broken": 1,
+    }
+    board.hear([a_load(chat=told)], 0)
+
+    chat = worker_of(board, 0)["classes"][0]
+
+    assert (chat["gap_ms"], chat["gap_bound_ms"]) == (800, 2_500)
+    assert chat["floor_debt_ms"] == 1_500
+    assert chat["promises"] == [9, 1]
+
+
+def tenant(tenant_id: str, gpu_us: int, weight: int = 1, num_live: int = 1) -> TenantSnapshot:
+    return TenantSnapshot(tenant_id=tenant_id, gpu_us=(gpu_us, 0, 0), weight=weight, num_live=num_live)
+
+
+def test_a_tenants_share_of_the_last_minute_stands_beside_what_it_is_entitled_to() -> None:
+    board = LiveBoard()
+    board.hear([a_load(step=1, tenants=(tenant("aurora", 9_000_000), tenant("nova", 0)))], 0)
+    now = (tenant("aurora", 10_000_000, weight=3), tenant("nova", 3_000_000))
+    board.hear([a_load(step=2, tenants=now)], 10 * SECOND_US)
+
+    assert worker_of(board, 10 * SECOND_US)["tenants"] == [
+        ["nova", 1, 3_000, 75.0, 25.0, 3_000],
+        ["aurora", 1, 1_000, 25.0, 75.0, 10_000],
+    ]
+
+
+def test_only_the_tenants_with_most_are_named_and_the_rest_is_one_row() -> None:
+    board = LiveBoard()
+    board.hear([a_load(tenants=())], 0)
+    named = [tenant(f"t{number:02}", 1_000 * (100 - number)) for number in range(30)]
+    many = (*named, tenant("", 5_000_000))
+    board.hear([a_load(step=2, tenants=many)], SECOND_US)
+
+    rows = worker_of(board, SECOND_US)["tenants"]
+
+    assert [row[0] for row in rows] == [*(f"t{number:02}" for number in range(10)), ""]
+    assert rows[-1][1] == 21
+    assert sum(row[2] for row in rows) == pytest.approx(sum(sum(row.gpu_us) for row in many) // 1_000, abs=len(rows))
 
 
 def test_a_silent_worker_stays_with_its_last_numbers_and_their_age() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gpu_worker.clock import VirtualClock
 from gpu_worker.loop import WorkerLoop
 from scheduler_engine.policy import PolicySnapshot, PriorityClass, gpu_classes
-from wire.messages import Cancel, Finished, PolicyChanged, Rejected, Submit, Tokens, Usage
+from wire.messages import Cancel, Drain, Explain, Explained, Finished, PolicyChanged, Rejected, Submit, Tokens, Usage
 
 
 class Session:
@@ -252,3 +252,46 @@ def test_every_submit_leaves_one_end_and_one_usage_whatever_happens(
     for submit in submits:
         session.end(submit.response_id)
         assert session.num_sent[submit.response_id] == by_id[submit.response_id].output_tokens
+
+
+def test_an_operator_may_ask_where_the_time_of_a_request_goes(session: Session, small_worker: Any) -> None:
+    """S162: who, why and how much, in words."""
+    session.take_in(small_worker.submit("r1", max_tokens=6))
+    session.turn()
+    session.take_in(Explain(gateway_id="g7", response_id="r1"))
+    session.turn()
+
+    ((gateway_id, answer),) = [(to, said) for to, said in session.said if isinstance(said, Explained)]
+    assert gateway_id == "g7"
+    assert answer.is_known
+    assert answer.outcome == ""
+    assert answer.sentence.startswith("waited ")
+    assert [words for _, words in answer.timeline] == ["let in", "started"]
+    assert sum(us for phase, _, us in answer.waits if phase == "queued") == answer.queue_us
+
+
+def test_a_request_that_nobody_knows_is_answered_too(session: Session) -> None:
+    session.take_in(Explain(gateway_id="g7", response_id="never-was"))
+    session.turn()
+
+    assert session.said == [("g7", Explained(response_id="never-was", choice=0, is_known=False))]
+
+
+def test_a_drain_that_was_meant_for_an_earlier_epoch_changes_nothing(session: Session) -> None:
+    session.take_in(Drain(worker_epoch=session.loop.identity.epoch - 1, actor="ops"))
+    assert not session.loop.is_told_to_drain
+    session.take_in(Drain(worker_epoch=session.loop.identity.epoch, actor="ops"))
+    assert session.loop.is_told_to_drain
+
+
+def test_a_snapshot_brings_targets_tpot_and_what_the_policy_does(session: Session, small_worker: Any) -> None:
+    session.take_in(small_worker.submit("r1", max_tokens=9), small_worker.submit("huge", prompt_token_ids=(1,) * 9_999))
+    session.run()
+    snapshot = session.loop.snapshot()
+    chat = snapshot.classes[PriorityClass.INTERACTIVE]
+
+    assert chat.ttft_target_us == gpu_classes()[PriorityClass.INTERACTIVE].ttft_target_ms * 1_000  # type: ignore[operator]
+    assert sum(chat.tpot.counts) == sum(chat.duration.counts) == 1
+    assert chat.tpot.sum_us * 8 + chat.ttft.sum_us <= chat.duration.sum_us < chat.tpot.sum_us * 8 + chat.ttft.sum_us + 8
+    assert snapshot.policy.rung == "calm"
+    assert snapshot.policy.sheds == (("interactive", "calm", "context_length", 1),)

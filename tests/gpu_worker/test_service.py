@@ -18,7 +18,7 @@ from scheduler_engine.plan import StepPlan, StepResult
 from scheduler_engine.policy import PolicySnapshot, gpu_classes
 from wire.bus import BadEntry, BusError, StepOutput
 from wire.memory_bus import GATEWAY_LIFETIME_US, MemoryGatewayBus, MemoryHub, MemoryWorkerBus
-from wire.messages import Cancel, Finished, Rejected, Tokens, Usage
+from wire.messages import Cancel, Drain, Finished, Rejected, Tokens, Usage
 
 LIMIT_S = 20.0
 
@@ -202,6 +202,17 @@ def test_draining_finishes_what_runs_refuses_what_comes_and_returns(stage: Stage
     stage.until_end("running")
     assert stage.indexes("running") == list(range(20))
     assert [usage.terminal for usage in stage.usages()] == ["completed"]
+
+
+def test_a_worker_that_an_operator_drains_finishes_what_runs_and_ends(stage: Stage, small_worker: Any) -> None:
+    stage.send(small_worker.submit("running", max_tokens=20))
+    stage.until(lambda: bool(stage.indexes("running")))
+    stage.send(Drain(worker_epoch=stage.epochs[0], actor="ops"))
+    stage.thread.join(LIMIT_S)
+
+    assert not stage.thread.is_alive()
+    stage.until_end("running")
+    assert stage.indexes("running") == list(range(20))
 
 
 def test_a_fenced_worker_drops_everything_and_serves_under_a_new_epoch(stage: Stage, small_worker: Any) -> None:

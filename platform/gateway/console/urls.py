@@ -4,12 +4,14 @@ from django.templatetags.static import static
 from django.urls import path, re_path
 from django.views.generic import RedirectView
 
-from gateway.console import views
+from gateway.console import live_views, views
 from gateway.console.pages import entrance, keys, money, people, start
 
 urlpatterns = [
     path("", views.front, name="front"),
-    path("operator/live", views.live, name="live"),
+    path("operator/live", live_views.live, name="live"),
+    path("operator/live/explain", live_views.explain, name="live-explain"),
+    path("operator/live/drain", live_views.drain, name="live-drain"),
     path("console/", entrance.home, name="console-home"),
     path("invitation/<str:token>", entrance.invitation, name="console-invitation"),
     path("console/<slug:slug>/", start.start, name="console"),

@@ -1,8 +1,9 @@
 // The live page: one socket, what it says about itself, and a view for each worker. Old news is shown as old.
 
-import { duration, WorkerView } from "./worker_view.js";
+import { duration } from "./cells.js";
+import { WorkerView } from "./worker_view.js";
 
-const STALE_AFTER_MS = 2_500; // the feed sends at least once a second
+const STALE_AFTER_MS = 2_000; // the feed sends at least once a second
 const DEAD_AFTER_MS = 10_000; // open and silent: half open after a sleep or a change of network
 const HEARTBEAT_MS = 15_000;
 const RETRY_MS = [1_000, 2_000, 4_000, 8_000, 15_000];
@@ -14,6 +15,7 @@ const emptyNode = document.getElementById("empty");
 const pauseNode = document.getElementById("pause");
 const workersNode = document.getElementById("workers");
 const template = document.getElementById("worker-template");
+const tenantNames = JSON.parse(document.getElementById("tenant-names").textContent);
 const calmMotion = matchMedia("(prefers-reduced-motion: reduce)");
 
 const views = new Map();
@@ -68,7 +70,7 @@ function draw() {
     }
   }
   for (const worker of frame.workers) {
-    if (!views.has(worker.id)) views.set(worker.id, new WorkerView(template, workersNode));
+    if (!views.has(worker.id)) views.set(worker.id, new WorkerView(template, workersNode, tenantNames));
     views.get(worker.id).hear(worker);
   }
   emptyNode.hidden = frame.workers.length > 0;
@@ -145,6 +147,9 @@ pauseNode.addEventListener("click", () => {
 });
 document.addEventListener("visibilitychange", wake);
 window.addEventListener("online", wake);
+for (const button of document.querySelectorAll("dialog [data-close]")) {
+  button.addEventListener("click", () => button.closest("dialog").close());
+}
 setInterval(watch, 500);
 setInterval(() => socket?.readyState === WebSocket.OPEN && socket.send("here"), HEARTBEAT_MS);
 
