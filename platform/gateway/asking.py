@@ -58,7 +58,7 @@ Prompt = Chat | Plain | TokenIds
 class Ask:
     """What a caller wants, checked for shape. Durations count from ``received_at_s`` (monotonic).
 
-    ``max_tokens`` is for each choice. ``prompt_param`` and ``max_tokens_param`` are the body's words for the two.
+    ``max_tokens`` is for each choice. ``…_param`` are the body's own words for what may be blamed.
     """
 
     model: str
@@ -67,6 +67,7 @@ class Ask:
     received_at_s: float
     prompt_param: str = "messages"
     max_tokens_param: str = "max_tokens"
+    grammar_param: str = "response_format"
     sampling: SamplingParameters = field(default_factory=SamplingParameters)
     num_choices: int = 1
     max_tokens: int | None = None
@@ -115,7 +116,7 @@ async def encode_prompt(text: Text, ask: Ask, context_length: int) -> tuple[int,
     return prompt
 
 
-async def grammar_fault(grammar: Grammar | None) -> Refusal | None:
+async def grammar_fault(grammar: Grammar | None, param: str) -> Refusal | None:
     """What is wrong with a grammar, told to its author before anything is taken. Where the extra is not installed the
     worker alone judges it.
     """
@@ -124,9 +125,7 @@ async def grammar_fault(grammar: Grammar | None) -> Refusal | None:
     fault = await asyncio.to_thread(fault_of, grammar)
     if fault is None:
         return None
-    return Refusal(
-        reason=Reason.INVALID_VALUE, message=f"The schema cannot be followed: {fault}", param="response_format"
-    )
+    return Refusal(reason=Reason.INVALID_VALUE, message=f"The schema cannot be followed: {fault}", param=param)
 
 
 def _num_characters(prompt: Prompt) -> int:

@@ -10,6 +10,7 @@ import hmac
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import parse_qsl
 
@@ -21,7 +22,7 @@ from gateway.errors import Reason, Refusal
 from scheduler_engine.policy import PriorityClass
 from tenants import api_keys
 
-KEY_TTL_S = 30.0
+KEY_TTL_S = 25.0  # where no push arrives; sockets and streams look again five seconds later at the latest
 UNKNOWN_TTL_S = 1.0
 CACHE_SIZE = 10_000
 _QUERY_NAMES = frozenset({"key", "api_key", "apikey", "api-key", "access_token", "token", "authorization"})
@@ -96,6 +97,7 @@ class Keys:
         self._cache: OrderedDict[str, tuple[float, StoredKey | None]] = OrderedDict()
         self._asking: dict[str, asyncio.Task[StoredKey | None]] = {}
         self._used: set[str] = set()
+        self._changed = asyncio.Event()
 
     async def authenticate(self, text: str) -> Caller | Refusal:
         try:
@@ -142,6 +144,14 @@ class Keys:
         else:
             self._cache.pop(public_id, None)
             self._asking.pop(public_id, None)
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def until_changed(self, limit_s: float) -> None:
+        """Until the next push about any key, or so long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await self._changed.wait()
 
     def _is_usable(self, stored: StoredKey) -> bool:
         return stored.is_usable and (stored.expires_at_s is None or self._wall_clock_s() < stored.expires_at_s)

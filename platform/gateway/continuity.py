@@ -166,7 +166,7 @@ class Continuity:
         grant = Grant(response_id, card.tenant_id, owner.lease_key, Limits(card.submit.priority_class))
         submit = replace(card.submit, attempt=owner.attempt, gateway_id=me)
         stream = self._streams.open(grant, submit, *worker, outlives_readers=True)  # whoever lost it may come again
-        stream.awaits_attach, stream.card = True, card
+        stream.awaits_attach, stream.card, stream.key_public_id = True, card, card.key_public_id
         attach = Attach(response_id=response_id, attempt=owner.attempt, gateway_id=me, from_index=0)
         await self._bus.send(owner.worker_id, attach)
         if await self._ownership.is_alive(owner.gateway_id):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from gateway.errors import Reason, Refusal, from_reject
 from scheduler_engine.events import RejectReason
 from scheduler_engine.policy import PriorityClass
-from wire.messages import ClassSnapshot, LoadSnapshot
+from wire.messages import GRAMMAR, LOGPROBS, ClassSnapshot, LoadSnapshot, SamplingParameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,19 @@ def choose(
         return from_reject(RejectReason.CLASS_CLOSED, priority_class, retry_after_us)
     best, _ = min(opened, key=lambda pair: (pair[1].estimated_start_q50_us, pair[0].worker_id))
     return Choice(best.worker_id, best.epoch, best.max_model_len, best.features, best.num_cache_tokens)
+
+
+def beyond(choice: Choice, sampling: SamplingParameters, grammar_param: str) -> Refusal | None:
+    """What this worker cannot do is refused, never left out in silence."""
+    wanted = (
+        (LOGPROBS, sampling.num_top_logprobs is not None, "logprobs"),
+        (GRAMMAR, sampling.grammar is not None, grammar_param),
+    )
+    for feature, is_wanted, param in wanted:
+        if is_wanted and feature not in choice.features:
+            message = f"{param!r} is not supported here with this value."
+            return Refusal(reason=Reason.UNSUPPORTED_PARAMETER, message=message, param=param)
+    return None
 
 
 def class_row(load: LoadSnapshot, priority_class: PriorityClass) -> ClassSnapshot:

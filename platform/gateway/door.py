@@ -10,7 +10,7 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,9 +26,10 @@ from gateway.streams import Lost, Reader, ResponseStream, Streams
 from gateway.text import Text
 from scheduler_engine.policy import PriorityClass, TenantClassPolicy
 from wire.bus import BusError, BusFull, GatewayBus
-from wire.messages import GRAMMAR, LOGPROBS, Cancel, LoadSnapshot, Released, Submit
+from wire.messages import Cancel, LoadSnapshot, Released, Submit
 
 log = logging.getLogger(__name__)
+_KEY_GONE = Refusal(reason=Reason.INVALID_KEY, message="The API key was revoked.")
 _GOING = Refusal(reason=Reason.OVERLOADED, message="This gateway is going away; please send the request again.")
 
 
@@ -137,7 +138,9 @@ class Door:
         choice = dispatch.choose(self._loads(), ask.model, terms.priority_class, also_closed=ask.is_return)
         if isinstance(choice, Refusal):
             return Denied(choice, unlimited)
-        unable = _beyond(ask, choice) or await grammar_fault(ask.sampling.grammar)
+        unable = dispatch.beyond(choice, ask.sampling, ask.grammar_param) or await grammar_fault(
+            ask.sampling.grammar, ask.grammar_param
+        )
         if unable is not None:
             return Denied(unable, unlimited)
         text = self.texts[ask.model]
@@ -150,7 +153,8 @@ class Door:
             return Denied(max_tokens, unlimited)
         wish = self._wish(caller, ask, terms, choice, len(prompt), max_tokens, is_kept=keep is not None)
         submit = self._submit_message(caller, ask, terms, wish, prompt, max_tokens, text)
-        stream = await self._take_unstopped(wish, submit, keep, if_stopped)
+        watched_key = "" if ask.source == "batch" else caller.public_id  # a batch sees to its key itself
+        stream = await self._unstopped(self._take(wish, submit, keep, watched_key), if_stopped)
         if isinstance(stream, Denied):
             return stream
         return Entered(
@@ -164,8 +168,8 @@ class Door:
             num_cache_tokens=choice.num_cache_tokens,
         )
 
-    async def _take_unstopped(
-        self, wish: Wish, submit: Submit, keep: Keep | None, if_stopped: str
+    async def _unstopped(
+        self, work: Coroutine[Any, Any, ResponseStream | Denied], if_stopped: str
     ) -> ResponseStream | Denied:
         """Whoever is stopped from here on has perhaps been let in: the taking goes to its end, and is then undone."""
 
@@ -176,7 +180,7 @@ class Door:
                     found.abandon()
                     self._in_background(self._cancel(found, if_stopped))
 
-        taking = asyncio.create_task(self._take(wish, submit, keep))
+        taking = asyncio.create_task(work)
         self._taking.add(taking)
         taking.add_done_callback(self._taking.discard)
         try:
@@ -185,18 +189,19 @@ class Door:
             taking.add_done_callback(undo)
             raise
 
-    async def _take(self, wish: Wish, submit: Submit, keep: Keep | None) -> ResponseStream | Denied:
+    async def _take(self, wish: Wish, submit: Submit, keep: Keep | None, watched_key: str) -> ResponseStream | Denied:
         """The limits, and then a worker. Always: with a refusal nothing of either is held."""
         grant = await self._admission.admit(wish)
         if isinstance(grant, Denied):
             return grant
         outlives_readers = keep is not None and keep.is_background
         stream = self._streams.open(grant, submit, wish.worker_id, wish.epoch, outlives_readers=outlives_readers)
+        stream.key_public_id = watched_key
         refusal = await self._dispatch(stream, keep)
         if refusal is not None:
             return Denied(refusal, Limits(wish.priority_class))
         if self._closed.is_set():  # meanwhile
-            self._end(stream)
+            self._end(stream, _GOING, "gateway_lost")
         return stream
 
     def leave(self, entered: Entered) -> None:
@@ -227,13 +232,23 @@ class Door:
             await asyncio.shield(asyncio.wait(self._taking))
         for stream in self._streams:
             if not stream.outlives_readers:  # another gateway goes on with those
-                self._end(stream)
+                self._end(stream, _GOING, "gateway_lost")
         await asyncio.shield(asyncio.gather(*self._background))
 
-    def _end(self, stream: ResponseStream) -> None:
+    async def end_closed_keys(self, is_open: Callable[[str], Awaitable[bool]]) -> None:
+        """What a key asked for ends with it, also in the background."""
+        for key in sorted({stream.key_public_id for stream in self._streams if stream.end is None} - {""}):
+            if not await is_open(key):
+                for stream in self._streams:
+                    if stream.key_public_id == key:
+                        self._end(stream, _KEY_GONE, "admin")
+
+    def _end(self, stream: ResponseStream, why: Refusal, reason: str) -> None:
         if stream.end is None and stream.abandoned_at_s is None:
-            stream.finish(Lost(_GOING))
-            self._in_background(self._cancel(stream, "gateway_lost"))
+            self._in_background(self._cancel(stream, reason))
+            stream.abandon()
+            if stream.readers or not stream.outlives_readers:  # else its end comes from the worker
+                stream.finish(Lost(why))
 
     def _terms(self, caller: Caller, ask: Ask) -> _Terms | Refusal:
         view = self._policy()
@@ -370,19 +385,6 @@ class Door:
         task.add_done_callback(self._background.discard)
 
 
-def _beyond(ask: Ask, choice: dispatch.Choice) -> Refusal | None:
-    """What this worker cannot do is refused, never left out in silence."""
-    wanted = (
-        (LOGPROBS, ask.sampling.num_top_logprobs is not None, "logprobs"),
-        (GRAMMAR, ask.sampling.grammar is not None, "response_format"),
-    )
-    for feature, is_wanted, param in wanted:
-        if is_wanted and feature not in choice.features:
-            message = f"{param!r} is not supported here with this value."
-            return Refusal(reason=Reason.UNSUPPORTED_PARAMETER, message=message, param=param)
-    return None
-
-
 def _card(stream: ResponseStream, keep: Keep) -> Card:
     return Card(
         tenant_id=stream.grant.tenant_id,
@@ -391,4 +393,5 @@ def _card(stream: ResponseStream, keep: Keep) -> Card:
         submit=stream.submit,
         is_background=keep.is_background,
         is_stored=keep.is_stored,
+        key_public_id=stream.key_public_id,
     )

@@ -63,6 +63,10 @@ class Reason(enum.StrEnum):
     MONEY = "money"
     NEVER_WITHIN_LIMIT = "never_within_limit"
     TOO_MANY_LANES = "too_many_lanes"
+    TOO_MANY_FRAMES = "too_many_frames"
+    TOO_MANY_SOCKETS = "too_many_sockets"
+    TOO_MANY_CALLS = "too_many_calls"  # to files and batches
+    OPEN_BATCHES = "open_batches"
     STORAGE_QUOTA = "storage_quota"
     # the platform
     CAPACITY = "capacity"  # the batch class has none to spare
@@ -119,6 +123,10 @@ _TABLE: dict[Reason, Row] = {
     Reason.MONEY: Row(429, "insufficient_quota", "insufficient_quota", Retry.NEVER),
     Reason.NEVER_WITHIN_LIMIT: Row(429, "rate_limit_error", "rate_limit_exceeded", Retry.NEVER),
     Reason.TOO_MANY_LANES: Row(429, "rate_limit_error", "websocket_stream_limit_reached", Retry.LATER),
+    Reason.TOO_MANY_FRAMES: Row(429, "rate_limit_error", "rate_limit_exceeded", Retry.LATER),
+    Reason.TOO_MANY_SOCKETS: Row(429, "rate_limit_error", "websocket_connection_limit_reached", Retry.LATER),
+    Reason.TOO_MANY_CALLS: Row(429, "requests", "rate_limit_exceeded", Retry.LATER),
+    Reason.OPEN_BATCHES: Row(429, "rate_limit_error", "batch_limit_reached", Retry.NEVER),
     Reason.STORAGE_QUOTA: Row(400, _INVALID, "storage_quota_exceeded", Retry.SILENT),
     Reason.CAPACITY: Row(429, "rate_limit_error", "resource_unavailable", Retry.LATER),
     Reason.OVERLOADED: Row(503, "overloaded", "overloaded", Retry.LATER),
@@ -208,7 +216,6 @@ _REJECTS: dict[str, tuple[Reason, str]] = {
         "The format asked for cannot be compiled into a grammar here, or not in time; nothing was charged.",
     ),
 }
-_PARAM: dict[str, str] = {RejectReason.GRAMMAR: "response_format"}
 
 
 def from_reject(reason: str, priority_class: PriorityClass, retry_after_us: int | None) -> Refusal:
@@ -217,7 +224,7 @@ def from_reject(reason: str, priority_class: PriorityClass, retry_after_us: int 
     if kind in _SHORT_OF_CAPACITY and priority_class is PriorityClass.BATCH:
         kind = Reason.CAPACITY
     message = words.format(label=priority_class.label)
-    return Refusal(reason=kind, message=message, param=_PARAM.get(reason), retry_after_us=retry_after_us)
+    return Refusal(reason=kind, message=message, retry_after_us=retry_after_us)
 
 
 _SHORT_OF_CAPACITY = frozenset({Reason.OVERLOADED, Reason.DEADLINE, Reason.QUEUE_WAIT})

@@ -32,6 +32,7 @@ class Card:
     submit: Submit
     is_background: bool = False
     is_stored: bool = False
+    key_public_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

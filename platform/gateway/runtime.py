@@ -49,6 +49,7 @@ READ_S = 0.25  # longest wait of one outbox read; also bounds how long a drain t
 WATCH_S = 0.25  # how often workers' snapshots are read
 HEARTBEAT_S = 2.0
 USED_KEYS_S = 60.0
+KEY_CHECK_S = 5.0
 BOOKS_S = 5.0
 STORE_S = 0.25
 ADOPT_S = 1.0  # a worker waits three seconds longer for a gateway than its heartbeat lives
@@ -171,6 +172,7 @@ class Runtime:
             (self._beat, HEARTBEAT_S),
             (self._keep_gate, GATE_S),
             (self._note_used_keys, USED_KEYS_S),
+            (self._watch_keys, 0.0),
             (self._read_books, BOOKS_S),
             (self.continuity.adopt, ADOPT_S),
             (self.continuity.store_ended, STORE_S),
@@ -240,6 +242,11 @@ class Runtime:
 
     async def _note_used_keys(self) -> None:
         await self._key_table.note_used(self.keys.take_used())
+
+    async def _watch_keys(self) -> None:
+        """A revoked key ends what it asked for: at once where a push comes, else when its cached record is too old."""
+        await self.keys.until_changed(KEY_CHECK_S)
+        await self.door.end_closed_keys(self.keys.is_open)
 
     async def _watch_workers(self) -> None:
         try:

@@ -155,6 +155,7 @@ class ResponseStream:
         self.is_unsent = False  # its worker has not been given the Submit yet
         self.awaits_attach = False  # taken over, and nothing has come yet
         self.card: Card | None = None  # where one is kept
+        self.key_public_id = ""  # of the key that asked; empty where nothing depends on it any more
         self.readers: list[Reader] = []
         self._clock_s = clock_s
         self._opened_at_s = clock_s()

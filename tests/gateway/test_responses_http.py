@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import uuid
 from typing import Any
 
@@ -219,7 +220,13 @@ async def test_a_bad_query_is_named(world: Any, query: str, param: str) -> None:
         ({"input": []}, "invalid_value", "input"),
         ({"top_logprobs": 2}, "unsupported_parameter", "top_logprobs"),
         ({"include": ["message.output_text.logprobs"]}, "unsupported_parameter", "include"),
-        ({"text": {"format": {"type": "json_object"}}}, "unsupported_parameter", "text"),
+        ({"text": {"verbosity": "low"}}, "unsupported_parameter", "text.verbosity"),
+        (
+            {"text": {"format": {"type": "json_schema", "name": "a"}}},
+            "missing_required_parameter",
+            "text.format.schema",
+        ),
+        ({"text": {"format": {"type": "xml"}}}, "invalid_value", "text.format.type"),
         ({"tools": [{"type": "web_search"}]}, "unsupported_parameter", "tools"),
         ({"previous_response_id": "resp_1"}, "unsupported_parameter", "previous_response_id"),
         ({"conversation": "conv_1"}, "unsupported_parameter", "conversation"),
@@ -232,3 +239,27 @@ async def test_a_bad_field_is_named(world: Any, changes: dict[str, Any], code: s
         await create(world, **changes)
     assert (caught.value.code, caught.value.param) == (code, param)
     assert world.usage_messages() == []
+
+
+SCHEMA: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "string"}}}
+
+
+async def test_a_text_format_becomes_a_grammar_and_is_shown_again(world: Any) -> None:
+    wanted = {"type": "json_schema", "name": "place", "schema": SCHEMA, "strict": True}
+    response = await create(world, text={"format": wanted})
+    grammar = world.worker.submits[0].sampling.grammar
+    assert (grammar.kind, json.loads(grammar.source)) == ("json_schema", SCHEMA)
+    assert response.text.format.type == "json_schema"
+    assert response.text.format.name == "place"
+
+
+@pytest.mark.parametrize("told_by", ["the gateway", "the worker"])
+async def test_a_schema_that_cannot_be_followed_is_blamed_on_text_format(world: Any, told_by: str) -> None:
+    schema = SCHEMA
+    if told_by == "the gateway":
+        schema = {"type": "object", "properties": {"city": {"type": "town"}}}
+    else:
+        world.worker.script.reject = ("grammar", None)
+    with pytest.raises(openai.BadRequestError) as caught:
+        await create(world, text={"format": {"type": "json_schema", "name": "place", "schema": schema}})
+    assert (caught.value.code, caught.value.param) == ("invalid_value", "text.format")

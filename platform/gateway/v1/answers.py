@@ -23,10 +23,11 @@ LEAST_LOGPROB = -9_999.0  # OpenAI's own word for "hardly ever"; JSON has no inf
 encode = msgspec.json.Encoder().encode
 
 
-def outcome_of(end: End, priority_class: PriorityClass) -> Finished | Refusal:
+def outcome_of(end: End, priority_class: PriorityClass, grammar_param: str = "response_format") -> Finished | Refusal:
     """The worker's end where every choice came to a good one, or why there is no answer."""
     if isinstance(end, Rejected):
-        return from_reject(end.reason, priority_class, end.retry_after_us)
+        rejected = from_reject(end.reason, priority_class, end.retry_after_us)
+        return replace(rejected, param=grammar_param) if end.reason == RejectReason.GRAMMAR else rejected
     if isinstance(end, Lost):
         return end.refusal
     for choice in end.choices:

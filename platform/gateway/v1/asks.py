@@ -21,6 +21,7 @@ from gateway.v1.schemas import (
     ResponseCreate,
     ResponseFormat,
     SamplingFields,
+    TextFormat,
     TextPart,
 )
 from wire.messages import Grammar, SamplingParameters
@@ -79,6 +80,19 @@ def grammar_of(wanted: ResponseFormat | None) -> Grammar | None:
     return Grammar(kind="json_schema", source=msgspec.json.encode(wanted.json_schema.schema).decode())
 
 
+def grammar_of_text(wanted: TextFormat | None) -> Grammar | None:
+    """The same for a response's ``text.format``."""
+    if wanted is None or wanted.type == "text":
+        return None
+    if wanted.type == "json_object":
+        return Grammar(kind="json_object")
+    for name in ("name", "schema"):
+        if getattr(wanted, name) is None:
+            param = f"text.format.{name}"
+            raise invalid(Reason.MISSING_PARAMETER, f"Missing required parameter: {param!r}.", param)
+    return Grammar(kind="json_schema", source=msgspec.json.encode(wanted.schema).decode())
+
+
 def ask(
     request: SamplingFields,
     *,
@@ -93,6 +107,7 @@ def ask(
     num_choices: int = 1,
     num_top_logprobs: int | None = None,
     grammar: Grammar | None = None,
+    grammar_param: str = "response_format",
 ) -> Ask:
     """The same values for every door. ``text`` None: the model is unknown, and will be refused for that."""
     if request.store and prompt_param != "input":
@@ -107,6 +122,7 @@ def ask(
         num_choices=num_choices,
         max_tokens=max_tokens,
         max_tokens_param=max_tokens_param,
+        grammar_param=grammar_param,
         sampling=replace(sampling, num_top_logprobs=num_top_logprobs, grammar=grammar),
         min_tokens=request.min_tokens or 0,
         ignore_eos=bool(request.ignore_eos),

@@ -27,7 +27,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "suffix": ("",),
     "modalities": (["text"],),
-    "text": ({}, {"format": {"type": "text"}}),
     "truncation": ("disabled",),
     "generate": (True,),
     "reasoning_effort": ("none",),
@@ -36,7 +35,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 _UNSUPPORTED = (
     *("tools", "tool_choice", "prompt_cache_retention", "best_of", "suffix", "top_logprobs"),
     *("modalities", "audio", "prediction", "functions", "function_call", "reasoning_effort", "verbosity"),
-    *("web_search_options", "moderation", "prompt_cache_options", "tool_calls", "annotations", "text", "truncation"),
+    *("web_search_options", "moderation", "prompt_cache_options", "tool_calls", "annotations", "truncation"),
     *("include", "conversation", "prompt", "reasoning", "generate", "max_tool_calls"),
     "previous_response_id",
 )

@@ -31,6 +31,7 @@ class Outgoing:
         self._is_empty = asyncio.Event()
         self._is_empty.set()
         self._sending_since_s: float | None = None
+        self._sent_at_s = clock_s()
 
     async def put(self, frames: Sequence[bytes]) -> None:
         """Waits while too much is waiting."""
@@ -53,7 +54,7 @@ class Outgoing:
                 self._num_bytes -= len(frame)
                 self._sending_since_s = self._clock_s()
                 await self._pass_on(frame.decode())
-                self._sending_since_s = None
+                self._sending_since_s, self._sent_at_s = None, self._clock_s()
                 if self._num_bytes <= MAX_WAITING_BYTES // 2:
                     self._has_room.set()
             self._arrived.clear()
@@ -61,6 +62,16 @@ class Outgoing:
 
     async def _pass_on(self, text: str) -> None:
         await self._send(text)
+
+    async def beat(self, silence_s: float, frame: bytes) -> None:
+        """Sends this frame whenever nothing has been sent for so long."""
+        while True:
+            left_s = self._sent_at_s + silence_s - self._clock_s()
+            if left_s <= 0:
+                await self.put([frame])
+                await self.until_empty()
+            else:
+                await asyncio.sleep(left_s)
 
     async def until_empty(self) -> None:
         await self._is_empty.wait()

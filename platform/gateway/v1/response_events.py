@@ -23,6 +23,7 @@ from wire.messages import Finished
 
 Event = dict[str, Any]
 _WISHES = ("", "client", "admin")  # cancels that somebody asked for; the others are the platform's failures
+GRAMMAR_PARAM = "text.format"  # what a response calls the shape of its text
 NOT_FOUND = Refusal(reason=Reason.RESPONSE_NOT_FOUND, message="There is no response of this id.")
 
 
@@ -41,6 +42,15 @@ class Head:
     @property
     def name(self) -> str:
         return f"resp_{self.response_id}"
+
+    @property
+    def text_format(self) -> Event:
+        """As it was asked for, without what was left out."""
+        shape = self.request.text
+        asked = None if shape is None else shape.format
+        if asked is None:
+            return {"type": "text"}
+        return {name: value for name, value in msgspec.structs.asdict(asked).items() if value is not None}
 
     @property
     def item_id(self) -> str:
@@ -66,7 +76,7 @@ class Head:
             "service_tier": self.service_tier,
             "store": bool(request.store),
             "temperature": 1.0 if request.temperature is None else request.temperature,
-            "text": {"format": {"type": "text"}},
+            "text": {"format": self.text_format},
             "tool_choice": "none",
             "tools": [],
             "top_p": 1.0 if request.top_p is None else request.top_p,
@@ -168,7 +178,7 @@ class ResponseEvents:
 
 def final_response(head: Head, end: End, text: str) -> Event:
     """The response as it ended: completed, incomplete by length, cancelled on request, or failed."""
-    refusal = outcome_of(end, head.priority_class)
+    refusal = outcome_of(end, head.priority_class, GRAMMAR_PARAM)
     if isinstance(end, Finished) and (not isinstance(refusal, Refusal) or _was_wished(end)):
         return _ended_well(head, end, text)
     assert isinstance(refusal, Refusal)

@@ -23,7 +23,7 @@ from gateway.streams import Reader, ResponseStream
 from gateway.text import Text
 from gateway.v1 import asks
 from gateway.v1.decoding import refuse_unsupported
-from gateway.v1.response_events import NOT_FOUND, Event, Head, ResponseEvents, final_response
+from gateway.v1.response_events import GRAMMAR_PARAM, NOT_FOUND, Event, Head, ResponseEvents, final_response
 from gateway.v1.schemas import ResponseCreate
 from scheduler_engine.policy import PriorityClass
 
@@ -101,6 +101,9 @@ async def create(
 def ask_of(request: ResponseCreate, door: Door, *, source: str, received_at_s: float) -> Ask:
     """Raises InvalidRequest."""
     refuse_unsupported(request)
+    text = request.text
+    if text is not None:
+        refuse_unsupported(text, "text.")
     if request.stream_options is not None and not request.stream and request.type is None:
         raise invalid(Reason.INVALID_VALUE, "stream_options needs stream=true.", "stream_options")
     return asks.ask(
@@ -113,6 +116,8 @@ def ask_of(request: ResponseCreate, door: Door, *, source: str, received_at_s: f
         source=source,
         received_at_s=received_at_s,
         text=door.texts.get(request.model),
+        grammar=asks.grammar_of_text(text.format if text is not None else None),
+        grammar_param=GRAMMAR_PARAM,
     )
 
 

@@ -18,7 +18,7 @@ from gateway.v1.answers import encode, outcome_of
 from gateway.v1.decoding import decode
 from gateway.v1.generation import EVENT_STREAM, KEEPALIVE
 from gateway.v1.http import Exchange
-from gateway.v1.response_events import Event
+from gateway.v1.response_events import GRAMMAR_PARAM, Event
 from gateway.v1.responses import Reading, reading
 from gateway.v1.routes import Call
 from gateway.v1.schemas import ResponseCreate
@@ -206,7 +206,7 @@ class _EventStream:
 def _refusal(found: Reading) -> Refusal | None:
     """Why there is no answer; None where there is one, or it was taken back."""
     end = found.stream.end
-    outcome = None if end is None else outcome_of(end, found.head.priority_class)
+    outcome = None if end is None else outcome_of(end, found.head.priority_class, GRAMMAR_PARAM)
     return outcome if isinstance(outcome, Refusal) and outcome.reason is not Reason.CANCELLED else None
 
 

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Coroutine
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import msgspec
@@ -24,13 +24,16 @@ from gateway.v1.decoding import decode, refuse_unsupported
 from gateway.v1.outgoing import Outgoing
 from gateway.v1.response_events import Event, error_frame
 from gateway.v1.responses import Reading, reading
+from gateway.v1.socket_limits import FrameRate, open_sockets
+from wire.bus import BusError
 
 log = logging.getLogger(__name__)
 
-BAD_KEY, SLOW_READER, OVERLOADED, GOING_AWAY = 4401, 4408, 1013, 1012
+BAD_KEY, SLOW_READER, TOO_MANY, OVERLOADED, GOING_AWAY, INTERNAL = 4401, 4408, 4429, 1013, 1012, 1011
 MAX_LANES = 16
 MAX_QUEUED = 64  # responses that wait in one lane
-KEY_CHECK_S = 5.0
+KEY_CHECK_S = 5.0  # a key that changes is looked at once more at once
+HEARTBEAT_S = 15.0  # of silence; no proxy cuts the line, and a client knows that we are there
 LIFE_S = 3600.0
 STUCK_S = 20.0  # for one frame to leave
 CLOSE_S = 1.0  # for the close frame
@@ -63,7 +66,8 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channe
         self._dropped = False
         self._call = asyncio.current_task()
         try:
-            await super().__call__(scope, receive, send)
+            with ExitStack() as self._held:
+                await super().__call__(scope, receive, send)
         except asyncio.CancelledError:
             if not self._dropped:
                 raise
@@ -73,6 +77,7 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channe
         self._running: dict[str, Reading] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._outgoing = Outgoing(self.send)
+        self._frame_rate = FrameRate()
         await self.accept()
         current = runtime.current()
         if current is None:
@@ -87,6 +92,11 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channe
             await self._refuse(caller)
             await self._close(BAD_KEY)
             return
+        if not self._held.enter_context(open_sockets.held(caller.key_id)):
+            await self._refuse(_TOO_MANY_SOCKETS)
+            await self._close(TOO_MANY)
+            return
+        self._spawn(self._outgoing.beat(HEARTBEAT_S, _HEARTBEAT))
         self._spawn(self._watch_key())
         self._spawn(self._leave_with_gateway())
 
@@ -106,6 +116,10 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channe
     async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
         frame = text_data.encode() if text_data is not None else bytes_data or b""
         stream_id = None
+        if not self._frame_rate.take():
+            await self._refuse(_TOO_MANY_FRAMES)
+            await self._close(TOO_MANY)
+            return
         try:
             if len(frame) > self._runtime.body_limit_bytes:
                 raise invalid(
@@ -127,6 +141,8 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channe
                     raise invalid(Reason.INVALID_VALUE, f"Unknown event type {kind.type[:100]!r}.", "type")
         except InvalidRequest as error:
             await self._refuse(error.refusal, error.headers, stream_id)
+        except BusError as error:
+            await self._refuse(_no_answer(error), stream_id=stream_id)
 
     def _enqueue(self, job: Job, stream_id: str | None) -> None:
         found = self._lanes.get(stream_id)
@@ -134,7 +150,7 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channe
             if len(self._lanes) >= MAX_LANES:
                 raise invalid(Reason.TOO_MANY_LANES, f"At most {MAX_LANES} lanes on one socket.", "stream_id")
             lane: _Lane = asyncio.Queue(MAX_QUEUED)
-            found = lane, asyncio.create_task(self._run_lane(stream_id, lane))
+            found = lane, self._watched(self._run_lane(stream_id, lane))
             self._lanes[stream_id] = found
         try:
             found[0].put_nowait((job, time.monotonic()))
@@ -165,6 +181,9 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channe
                 except InvalidRequest as error:
                     metrics.count_request(error.refusal.status, error.priority_class)
                     await self._refuse(error.refusal, error.headers, stream_id)
+                except BusError as error:
+                    metrics.count_request(503, None)
+                    await self._refuse(_no_answer(error), stream_id=stream_id)
         except asyncio.CancelledError:
             self._spawn(self._drop())
             raise
@@ -201,7 +220,7 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channe
         """A revoked key closes its sockets; none lives longer than an hour."""
         ends_at_s = time.monotonic() + LIFE_S
         while time.monotonic() < ends_at_s:
-            await asyncio.sleep(KEY_CHECK_S)
+            await self._runtime.keys.until_changed(KEY_CHECK_S)
             refusal = await self._authenticate()
             if isinstance(refusal, Refusal) and refusal.status == 401:
                 await self._refuse(refusal)
@@ -252,10 +271,32 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channe
             await self.close(code)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
+        task = self._watched(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def _watched(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """What breaks for a reason that nobody foresaw takes its socket with it: no client waits for ever."""
+
+        def ended(task: asyncio.Task[None]) -> None:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                log.error("a websocket is closed for a failure of ours", exc_info=error)
+                self._spawn(self._send_close(INTERNAL))
+
+        task = asyncio.create_task(work)
+        task.add_done_callback(ended)
+        return task
 
 
 def _frame(event: Event, stream_id: str | None) -> bytes:
     return encode(event if stream_id is None else {**event, "stream_id": stream_id})
+
+
+_HEARTBEAT = encode({"type": "keepalive"})
+_TOO_MANY_FRAMES = Refusal(reason=Reason.TOO_MANY_FRAMES, message="More frames than one socket may send.")
+_TOO_MANY_SOCKETS = Refusal(reason=Reason.TOO_MANY_SOCKETS, message="This key has as many sockets as it may have.")
+
+
+def _no_answer(error: BusError) -> Refusal:
+    message = f"The platform's memory does not answer ({type(error).__name__}); please send the request again."
+    return Refusal(reason=Reason.UNAVAILABLE, message=message)

@@ -103,6 +103,21 @@ class ResponseFormat(Struct, frozen=True, forbid_unknown_fields=True):
     json_schema: JsonSchema | None = None
 
 
+class TextFormat(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a response's text must look like; the fields but ``type`` are those of ``json_schema``."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+    description: str | None = None
+
+
+class TextShape(Struct, frozen=True, forbid_unknown_fields=True):
+    format: TextFormat | None = None
+    verbosity: Any = None
+
+
 class ChatRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     model: ModelName
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=4096)]
@@ -154,7 +169,7 @@ class ResponseCreate(SamplingFields, frozen=True, kw_only=True, forbid_unknown_f
     max_output_tokens: Count | None = None
     stream_id: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
     event_id: str | None = None
-    text: Any = None
+    text: TextShape | None = None
     truncation: Any = None
     include: Any = None
     background: bool | None = None
