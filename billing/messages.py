@@ -17,7 +17,7 @@ class Reservation:
     operation_id: UUID
     tenant_id: UUID
     project_id: UUID
-    key_id: UUID
+    key_id: UUID | None  # None: a member asked in the console
     priority_class: str
     model: str
     source: str
@@ -50,7 +50,7 @@ class Settlement:
     attempt: int
     tenant_id: UUID
     project_id: UUID
-    key_id: UUID
+    key_id: UUID | None
     priority_class: str
     model: str
     counts: TokenCounts

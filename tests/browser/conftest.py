@@ -12,17 +12,20 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 from channels.routing import ProtocolTypeRouter, URLRouter
+from django.conf import settings
 from django.core.asgi import get_asgi_application
 from django.test import Client
 from granian.constants import Interfaces
 from granian.server.embed import Server
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from pytest_django import DjangoDbBlocker
 
 from gateway.console.consumers import LiveConsumer
 from gateway.console.feed import LiveFeed
 from gateway.console.routing import websocket_urlpatterns
 from gateway.loads import loads
 from scheduler_engine.policy import PriorityClass
+from tests.browser.product import Product, running
 from wire.messages import HISTOGRAM_BOUNDS_MS, ClassSnapshot, Histogram, LoadSnapshot
 
 EMPTY = Histogram(counts=(0,) * (len(HISTOGRAM_BOUNDS_MS) + 1), sum_us=0)
@@ -101,6 +104,16 @@ def browser() -> Iterator[Browser]:
         chromium = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
         yield chromium
         chromium.close()
+
+
+@pytest.fixture(scope="module")
+def product(django_db_setup: None, django_db_blocker: DjangoDbBlocker, valkey_url: str) -> Iterator[Product]:
+    """The whole gateway, for pages that ask it for something; in place of ``site``, which serves pages alone."""
+    with django_db_blocker.unblock(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(settings, "REDIS_URL", valkey_url)
+        patch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "true")  # as for ``browser``
+        with running(valkey_url) as product:
+            yield product
 
 
 @pytest.fixture

@@ -51,6 +51,7 @@ from wire.redis_keys import Keys
 MODEL = "simulated"
 BODY_LIMIT = 1_048_576
 AURORA, BULK, NOVA, STRANGER = "aurora", "bulk", "nova", "stranger"
+COUNTERS = EngineCounters(queue_us=2_000, total_us=9_000)
 NO_TIME = Histogram(counts=(0,) * 16, sum_us=0)
 
 
@@ -79,6 +80,7 @@ class Script:
     tokens_per_step: int = 1
     logprobs: bool = True  # made-up ones, where they are asked for
     prompt_first: bool = False  # stays in prefill until told otherwise
+    counters: EngineCounters = COUNTERS
 
 
 @dataclass(slots=True)
@@ -334,7 +336,7 @@ class FakeWorker:
             prompt_tokens=prompt,
             cached_tokens=0,
             output_tokens=self._num_output(work),
-            counters=EngineCounters(queue_us=2_000, total_us=9_000),
+            counters=work.script.counters,
         )
         terminal = {"cancelled": "cancelled_client", "failed": "failed_platform"}.get(reason, "completed")
         return [finished], self._usage(work, terminal, prompt)

@@ -5,7 +5,7 @@ from django.urls import path, re_path
 from django.views.generic import RedirectView
 
 from gateway.console import live_views, views
-from gateway.console.pages import entrance, keys, money, people, start
+from gateway.console.pages import entrance, keys, money, people, playground, start
 
 urlpatterns = [
     path("", views.front, name="front"),
@@ -15,6 +15,8 @@ urlpatterns = [
     path("console/", entrance.home, name="console-home"),
     path("invitation/<str:token>", entrance.invitation, name="console-invitation"),
     path("console/<slug:slug>/", start.start, name="console"),
+    path("console/<slug:slug>/playground", playground.playground, name="console-playground"),
+    path("console/<slug:slug>/ticket", playground.ticket, name="console-ticket"),
     path("console/<slug:slug>/keys", keys.keys, name="console-keys"),
     path("console/<slug:slug>/keys/<uuid:key_id>/rotate", keys.rotate, name="console-rotate"),
     path("console/<slug:slug>/keys/<uuid:key_id>/revoke", keys.revoke, name="console-revoke"),

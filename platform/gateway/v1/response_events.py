@@ -22,7 +22,7 @@ from scheduler_engine.policy import PriorityClass
 from wire.messages import Finished
 
 Event = dict[str, Any]
-_WISHES = ("", "client", "admin")  # cancels that somebody asked for; the others are the platform's failures
+WISHES = ("", "client", "admin")  # cancels that somebody asked for; the others are the platform's failures
 GRAMMAR_PARAM = "text.format"  # what a response calls the shape of its text
 NOT_FOUND = Refusal(reason=Reason.RESPONSE_NOT_FOUND, message="There is no response of this id.")
 
@@ -189,7 +189,7 @@ def final_response(head: Head, end: End, text: str) -> Event:
 
 def _was_wished(finished: Finished) -> bool:
     end = finished.choices[0]
-    return end.reason == FinishReason.CANCELLED and end.detail in _WISHES
+    return end.reason == FinishReason.CANCELLED and end.detail in WISHES
 
 
 def _ended_well(head: Head, finished: Finished, text: str) -> Event:

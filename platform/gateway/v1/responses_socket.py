@@ -16,7 +16,8 @@ import msgspec
 from channels.generic.websocket import AsyncWebsocketConsumer
 
 from gateway import metrics, runtime
-from gateway.auth import Caller, key_of_request
+from gateway.auth import Caller
+from gateway.console.tickets import PROTOCOL, Visit
 from gateway.errors import InvalidRequest, Reason, Refusal, invalid
 from gateway.v1 import responses, schemas
 from gateway.v1.answers import encode
@@ -24,6 +25,7 @@ from gateway.v1.decoding import decode, refuse_unsupported
 from gateway.v1.outgoing import Outgoing
 from gateway.v1.response_events import Event, error_frame
 from gateway.v1.responses import Reading, reading
+from gateway.v1.socket_holders import account_of, who_holds
 from gateway.v1.socket_limits import FrameRate, open_sockets
 from wire.bus import BusError
 
@@ -49,6 +51,7 @@ class _Kind(msgspec.Struct, frozen=True):
     stream_id: Any = None
 
 
+_PONG = b'{"type":"pong"}'
 _kind_decoder = msgspec.json.Decoder(_Kind)
 _create_decoder = msgspec.json.Decoder(schemas.ResponseCreate)
 _cancel_decoder = msgspec.json.Decoder(schemas.ResponseCancel)
@@ -78,7 +81,8 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channe
         self._tasks: set[asyncio.Task[None]] = set()
         self._outgoing = Outgoing(self.send)
         self._frame_rate = FrameRate()
-        await self.accept()
+        offered = self.scope.get("subprotocols") or ()
+        await self.accept(PROTOCOL if PROTOCOL in offered else None)
         current = runtime.current()
         if current is None:
             await self.close(OVERLOADED)
@@ -86,13 +90,13 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channe
         self._runtime = current
         self._spawn(self._outgoing.run())
         self._spawn(self._watch_reader())
-        self._key = key_of_request(self.scope["headers"], self.scope["query_string"])
+        self._holder = await who_holds(current, self.scope)
         caller = await self._authenticate()
         if isinstance(caller, Refusal):
             await self._refuse(caller)
             await self._close(BAD_KEY)
             return
-        if not self._held.enter_context(open_sockets.held(caller.key_id)):
+        if not self._held.enter_context(open_sockets.held(caller.key_id or caller.project_id)):
             await self._refuse(_TOO_MANY_SOCKETS)
             await self._close(TOO_MANY)
             return
@@ -137,6 +141,8 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channe
                     self._enqueue(resume, resume.stream_id)
                 case "response.cancel":
                     await self._cancel(decode(_cancel_decoder, frame))
+                case "ping":
+                    await self._outgoing.put([_PONG])
                 case _:
                     raise invalid(Reason.INVALID_VALUE, f"Unknown event type {kind.type[:100]!r}.", "type")
         except InvalidRequest as error:
@@ -199,7 +205,8 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channe
         if isinstance(job, schemas.ResponseResume):
             found, after = await responses.find(self._runtime, caller, job.response_id), job.starting_after
         else:
-            found = await responses.create(self._runtime, caller, job, source="ws", received_at_s=received_at_s)
+            source = "console" if isinstance(self._holder, Visit) else "ws"
+            found = await responses.create(self._runtime, caller, job, source=source, received_at_s=received_at_s)
             after = -1
         self._running[found.head.name] = found
         try:
@@ -212,9 +219,12 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channe
     async def _stream(self, found: Reading, starting_after: int, stream_id: str | None) -> None:
         async for events in found.events(starting_after):
             await self._outgoing.put([_frame(event, stream_id) for event in events])
+        if isinstance(self._holder, Visit) and found.stream.end is not None:
+            told = account_of(self._runtime, self._holder, found.head.name, found.stream.submit, found.stream.end)
+            await self._outgoing.put([_frame(told, stream_id)])
 
     async def _authenticate(self) -> Caller | Refusal:
-        return self._key if isinstance(self._key, Refusal) else await self._runtime.keys.authenticate(self._key)
+        return self._holder if isinstance(self._holder, Refusal) else await self._holder.authenticate()
 
     async def _watch_key(self) -> None:
         """A revoked key closes its sockets; none lives longer than an hour."""

@@ -131,7 +131,8 @@ def _names(by: str) -> dict[str, str]:
 
 def _row(names: dict[str, str], column: str, sums: Sums) -> Row:
     value = str(sums.group.get(column) or "")
-    return Row(names.get(value, value) or "unknown", *(getattr(sums, field) for field in _FIELDS))
+    nameless = "the console" if column == Group.KEY else "unknown"
+    return Row(names.get(value, value) or nameless, *(getattr(sums, field) for field in _FIELDS))
 
 
 def _columns(values: list[tuple[datetime, int]]) -> list[Column]:
