@@ -131,7 +131,7 @@ def _names(by: str) -> dict[str, str]:
 
 def _row(names: dict[str, str], column: str, sums: Sums) -> Row:
     value = str(sums.group.get(column) or "")
-    nameless = "the console" if column == Group.KEY else "unknown"
+    nameless = "the console" if column == Group.KEY.value else "unknown"
     return Row(names.get(value, value) or nameless, *(getattr(sums, field) for field in _FIELDS))
 
 
