@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 import threading
 import traceback
+from datetime import UTC, datetime
 
 from wire.bus import BusError
 
@@ -13,7 +16,10 @@ LAST_RETRY_S = 2.0
 
 
 def say(line: str) -> None:
-    """One line for the operator."""
+    """One line for the operator; one JSON object under LOG_FORMAT=json, as the platform's own lines are."""
+    if os.environ.get("LOG_FORMAT") == "json":
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        line = json.dumps({"time": now, "level": "INFO", "logger": "gpu_worker", "message": line})
     sys.stderr.write(line + "\n")
     sys.stderr.flush()
 

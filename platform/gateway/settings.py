@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from gateway import logs
 from gateway.databases import ALIASES, database_settings
 from gateway.embedded.service import kept_secret
 
@@ -127,6 +128,7 @@ RUBATO_RECORDED_DIR = os.environ.get("RUBATO_RECORDED_DIR") or str(DATA_DIR / "r
 RUBATO_EXECUTOR = os.environ.get("RUBATO_EXECUTOR", "model")  # "model" or "simulated"
 RUBATO_MODEL_PATH = os.environ.get("RUBATO_MODEL_PATH", "")  # empty: a vocabulary of bytes, for the simulated executor
 RUBATO_DEMO_MODEL_PATH = BASE_DIR / ".models" / "SmolLM2-135M-Instruct.Q4_1.gguf"  # where gpu_worker.demo_model puts it
+RUBATO_METRICS_TOKEN = os.environ.get("RUBATO_METRICS_TOKEN", "")  # who brings it reads tenants' series on /metrics too
 RUBATO_REDIS_PREFIX = os.environ.get("RUBATO_REDIS_PREFIX", "rubato:")
 RUBATO_BODY_LIMIT_BYTES = int(os.environ.get("RUBATO_BODY_LIMIT_BYTES", 1_048_576))
 RUBATO_FILES_DIR = os.environ.get("RUBATO_FILES_DIR") or str(DATA_DIR / "files")
@@ -194,12 +196,4 @@ SPECTACULAR_SETTINGS = {
     "SCHEMA_PATH_PREFIX": "/v1/organization",
 }
 
-LOGGING = {
-    "version": 1,
-    "disable_existing_loggers": False,
-    "formatters": {"line": {"format": "{levelname} {name}: {message}", "style": "{"}},
-    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
-    "root": {"handlers": ["stderr"], "level": os.environ.get("LOG_LEVEL", "INFO")},
-    # A wrong Host header is anybody's to send: answered 400, and not worth a traceback in the log.
-    "loggers": {"django.security.DisallowedHost": {"level": "CRITICAL", "propagate": False}},
-}
+LOGGING = logs.configuration(is_json=os.environ.get("LOG_FORMAT") == "json", level=os.environ.get("LOG_LEVEL", "INFO"))

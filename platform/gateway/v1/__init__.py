@@ -5,7 +5,9 @@ Refuses to know Django: no thread and no ORM call stands between a socket and th
 
 from __future__ import annotations
 
-from gateway import metrics
+import time
+
+from gateway import logs, metrics
 from gateway.auth import Caller, key_of_request
 from gateway.errors import InvalidRequest, Reason, Refusal, invalid
 from gateway.runtime import Runtime
@@ -33,6 +35,7 @@ _MAX_PATH_SHOWN = 200
 async def application(runtime: Runtime, scope: Scope, receive: Receive, send: Send) -> None:
     """One request of /v1. What fails is answered in the OpenAI error shape, and then raised for the server's log."""
     exchange = Exchange(scope, receive, send)
+    logs.bind(request_id=exchange.request_id)
     try:
         await _answer(exchange, runtime)
     except Exception:
@@ -43,6 +46,18 @@ async def application(runtime: Runtime, scope: Scope, receive: Receive, send: Se
     finally:
         if exchange.status is not None:
             metrics.count_request(exchange.status, exchange.priority_class)
+            _note(exchange)
+
+
+def _note(exchange: Exchange) -> None:
+    """The answer in the log: never a query string, never a body."""
+    priority_class = exchange.priority_class
+    details = {
+        "status": exchange.status,
+        "ms": round((time.monotonic() - exchange.received_at_s) * 1_000),
+        "priority_class": None if priority_class is None else priority_class.label,
+    }
+    logs.requests.info("%s %s", exchange.method, exchange.path[:_MAX_PATH_SHOWN], extra=details)
 
 
 async def _answer(exchange: Exchange, runtime: Runtime) -> None:
@@ -76,4 +91,5 @@ async def _authenticate(exchange: Exchange, runtime: Runtime) -> Caller:
     if isinstance(caller, Refusal):
         raise InvalidRequest(caller)
     exchange.sunset_at_s = caller.sunset_at_s
+    logs.bind(tenant=caller.tenant_id)
     return caller
