@@ -26,6 +26,8 @@ class Archive:
     threads: DatabaseThreads = field(default_factory=DatabaseThreads)
     file_limit_bytes: int
     tenant_limit_bytes: int
+    open_batches: int = 100  # of a tenant
+    calls_per_minute: int = 600  # of a tenant
     uploads: dict[str, int] = field(default_factory=dict)  # under way, by tenant
 
     @classmethod
@@ -34,6 +36,8 @@ class Archive:
             storage=Storage(Path(settings.RUBATO_FILES_DIR)),
             file_limit_bytes=settings.RUBATO_FILE_LIMIT_BYTES,
             tenant_limit_bytes=settings.RUBATO_TENANT_FILES_BYTES,
+            open_batches=settings.RUBATO_TENANT_OPEN_BATCHES,
+            calls_per_minute=settings.RUBATO_ARCHIVE_CALLS_PER_MINUTE,
         )
 
     async def ask(self, work: Callable[[], Result]) -> Result:

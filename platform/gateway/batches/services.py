@@ -23,8 +23,9 @@ ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")  # what
 DAY_S = 86_400
 FILE_LIFETIME_S = 30 * DAY_S
 WINDOWS_S = {"24h": DAY_S}
+OPEN = ("validating", "in_progress", "cancelling", "finalizing")  # a batch that has not ended
 LEAST_BYTES = 4_096  # what an empty file counts for: a disk gives no less
-_TENANT_LOCK = 7_270_002  # pg_advisory_xact_lock: files of one tenant are counted one after another
+_TENANT_LOCK = 7_270_002  # pg_advisory_xact_lock: what one tenant keeps is counted one after another
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +57,10 @@ class TenantStorageFull(Exception):
     """The tenant's files together may not be larger."""
 
 
+class TooManyOpenBatches(Exception):
+    """As many of the tenant's batches as may be have not ended yet."""
+
+
 class NoSuchObject(Exception):
     """Unknown, somebody else's, deleted or expired: all the same to the one who asks."""
 
@@ -68,8 +73,7 @@ def keep_file(*, owner: Owner, file: NewFile, limit_bytes: int, now: datetime | 
     """Raises TenantStorageFull."""
     moment = now or timezone.now()
     with tenant(owner.tenant_id):
-        with connections[ALIAS].cursor() as cursor:
-            cursor.execute("SELECT pg_advisory_xact_lock(%s, hashtext(%s))", [_TENANT_LOCK, str(owner.tenant_id)])
+        _lock(owner)
         if stored_bytes() + max(LEAST_BYTES, file.num_bytes) > limit_bytes:
             raise TenantStorageFull(f"the files of this tenant may have {limit_bytes} bytes together")
         row = StoredFile(
@@ -85,6 +89,12 @@ def keep_file(*, owner: Owner, file: NewFile, limit_bytes: int, now: datetime | 
         )
         row.save(using=ALIAS, force_insert=True)
     return row
+
+
+def _lock(owner: Owner) -> None:
+    """Nobody else counts what this tenant keeps until the transaction ends."""
+    with connections[ALIAS].cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_xact_lock(%s, hashtext(%s))", [_TENANT_LOCK, str(owner.tenant_id)])
 
 
 def stored_bytes() -> int:
@@ -109,11 +119,18 @@ def create_batch(
     completion_window: str,
     output_lifetime_s: int = FILE_LIFETIME_S,
     metadata: Mapping[str, str] | None = None,
+    most_open: int | None = None,
     now: datetime | None = None,
 ) -> Batch:
-    """A batch to be validated. Raises NoSuchObject where the file is none of the tenant's input files."""
+    """A batch to be validated. Raises NoSuchObject where the file is none of the tenant's input files, and
+    TooManyOpenBatches where ``most_open`` have not ended.
+    """
     moment = now or timezone.now()
     with tenant(owner.tenant_id):
+        if most_open is not None:
+            _lock(owner)
+            if Batch.objects.using(ALIAS).filter(status__in=OPEN).count() >= most_open:
+                raise TooManyOpenBatches
         if not selectors.live_files(moment).filter(id=input_file_id, purpose="batch").exists():
             raise NoSuchObject
         batch = Batch(

@@ -5,7 +5,9 @@ Refuses to know SQL and the Bus.
 
 from __future__ import annotations
 
+import asyncio
 import re
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
 from typing import Any, TypeVar
@@ -13,17 +15,19 @@ from urllib.parse import parse_qsl
 from uuid import UUID
 
 import msgspec
+from redis.exceptions import RedisError
 
 from gateway.auth import Caller
 from gateway.batches import ids
 from gateway.batches.selectors import Page
 from gateway.batches.services import Owner
-from gateway.errors import Reason, Refusal, invalid
+from gateway.errors import InvalidRequest, Reason, Refusal, invalid
 from gateway.v1.http import Exchange
 from gateway.v1.routes import Call, Route
 
 Result = TypeVar("Result")
 DEFAULT_PAGE = 20
+COUNT_S = 1.0  # how long a call waits to be counted
 encode = msgspec.json.Encoder().encode
 _DIGITS = re.compile(r"[0-9]{1,6}\Z")
 
@@ -37,9 +41,31 @@ def route(method: str, pattern: str, handler: ArchiveHandler) -> Route:
     async def serve(call: Call) -> None:
         if call.runtime.archive is None:
             raise invalid(Reason.UNAVAILABLE, "This gateway keeps no files.")
+        await _count(call, call.runtime.archive.calls_per_minute)
         await handler(call.exchange, call.runtime.archive, call.caller, *call.arguments)
 
     return Route(method, pattern, serve)
+
+
+async def _count(call: Call, limit: int) -> None:
+    """One call more of this tenant in this minute. Raises InvalidRequest (429). Files do not live in Redis: while it is
+    down nobody counts.
+    """
+    now_s = time.time()
+    minute = int(now_s // 60)
+    key = call.runtime.redis_keys.calls(call.caller.tenant_id, minute)
+    try:
+        async with asyncio.timeout(COUNT_S), call.runtime.redis.pipeline(transaction=False) as pipeline:
+            num_calls, _ = await pipeline.incr(key).expire(key, 120).execute()
+    except (RedisError, TimeoutError):
+        return
+    if num_calls > limit:
+        refusal = Refusal(
+            reason=Reason.TOO_MANY_CALLS,
+            message=f"At most {limit} calls a minute to files and batches.",
+            retry_after_us=int(((minute + 1) * 60 - now_s) * 1_000_000),
+        )
+        raise InvalidRequest(refusal)
 
 
 def owner_of(caller: Caller) -> Owner:

@@ -17,7 +17,7 @@ from gateway.auth import Caller
 from gateway.batches import ids, selectors, services, wishes
 from gateway.batches.archive import Archive
 from gateway.batches.models import Batch
-from gateway.batches.services import FILE_LIFETIME_S, NoSuchObject, WrongState
+from gateway.batches.services import FILE_LIFETIME_S, NoSuchObject, TooManyOpenBatches, WrongState
 from gateway.errors import InvalidRequest, Reason, Refusal, invalid
 from gateway.v1 import idempotency
 from gateway.v1.archive import (
@@ -104,12 +104,16 @@ async def _create(exchange: Exchange, archive: Archive, caller: Caller) -> None:
         completion_window=wanted.completion_window,
         output_lifetime_s=FILE_LIFETIME_S if lifetime is None else lifetime.seconds,
         metadata=wanted.metadata,
+        most_open=archive.open_batches,
     )
     try:
         batch = await archive.ask(create)
     except NoSuchObject as error:
         refusal = not_found(Reason.FILE_NOT_FOUND, "file", wanted.input_file_id, "input_file_id")
         raise InvalidRequest(refusal) from error
+    except TooManyOpenBatches as error:
+        message = f"At most {archive.open_batches} batches of a tenant may be open; wait until one has ended."
+        raise invalid(Reason.OPEN_BATCHES, message) from error
     await archive.threads.run(partial(wishes.ask_for, wishes.VALIDATE, batch.id))
     await exchange.answer(200, encode(shown(batch)))
 
