@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -143,6 +144,14 @@ def never_within_limit(wish: Wish) -> Refusal | None:
             message = f"This request needs {need} of {limit} {name} allowed in class {wish.priority_class.label}."
             return Refusal(reason=Reason.NEVER_WITHIN_LIMIT, message=message)
     return None
+
+
+def new_response_id(now_ms: int, entropy: bytes) -> str:
+    """UUIDv7 (RFC 9562): 48 bits of milliseconds, then 74 random bits of the ten bytes given."""
+    random = int.from_bytes(entropy[:10], "big")
+    value = (now_ms & (1 << 48) - 1) << 80 | random & (1 << 80) - 1
+    value = value & ~(0xF << 76) | 0x7 << 76
+    return str(uuid.UUID(int=value & ~(0x3 << 62) | 0x2 << 62))
 
 
 class Admission:

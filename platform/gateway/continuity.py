@@ -5,6 +5,7 @@ Knows attempts and owners; refuses to know limits and texts. The rules are in do
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -12,8 +13,8 @@ from dataclasses import dataclass, replace
 
 from gateway import dispatch
 from gateway.admission import Grant, Limits
-from gateway.errors import Reason, Refusal
-from gateway.ownership import Card, Owner, Ownership
+from gateway.errors import InvalidRequest, Reason, Refusal
+from gateway.ownership import MOVED_MS, Card, Owner, Ownership
 from gateway.stored.shelf import ResponseShelf
 from gateway.streams import MOVED, NOWHERE, Lost, ResponseStream, Streams
 from wire.bus import FinishedOutput, GatewayBus
@@ -21,15 +22,20 @@ from wire.messages import Attach, Finished, LoadSnapshot, Moved, Submit
 
 log = logging.getLogger(__name__)
 
+ELSEWHERE_S = 0.05  # how often the end of a response at another gateway is looked for
 HOMELESS_S = 30.0  # how long a response waits for a worker to go on with it
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A response by its id. Always: the card's tenant asked for it."""
+    """A response by its id. Always: the card's tenant asked for it.
+
+    ``is_elsewhere``: it goes on at a living gateway that was not disturbed, and nothing of it is known here.
+    """
 
     stream: ResponseStream
     card: Card
+    is_elsewhere: bool = False
 
 
 class Continuity:
@@ -108,8 +114,11 @@ class Continuity:
         stream.is_unsent = False
         log.warning("response %s goes on at worker %s, attempt %s", *_names(stream))
 
-    async def find(self, tenant_id: str, response_id: str) -> Found | None:
-        """A response of this tenant: one of ours, a finished one, or another gateway's, which is then ours."""
+    async def find(self, tenant_id: str, response_id: str, *, to_read: bool = True) -> Found | None:
+        """A response of this tenant: one of ours, a finished one, or another gateway's, which is then ours.
+
+        Not ``to_read``: a living gateway keeps it. Raises InvalidRequest where it was taken from one just now.
+        """
         card = await self._ownership.card(response_id)
         if card is None or card.tenant_id != tenant_id:
             return await self._stored(tenant_id, response_id)
@@ -118,6 +127,11 @@ class Continuity:
             owner = await self._ownership.owner(response_id)
             if owner is None:
                 return None
+            if owner.is_open and await self._ownership.is_alive(owner.gateway_id):
+                if not to_read:
+                    return Found(_elsewhere(card, owner, self._clock_s), card, is_elsewhere=True)
+                if not await self._ownership.may_take(response_id):
+                    raise InvalidRequest(replace(MOVED, retry_after_us=MOVED_MS * 1_000))
             stream = await self._take_over(card, owner) if owner.is_open else None
             stream = stream or await self._finished(card) or _ended_without_output(card, owner, self._clock_s)
         return Found(stream, card)
@@ -165,7 +179,8 @@ class Continuity:
             return None
         grant = Grant(response_id, card.tenant_id, owner.lease_key, Limits(card.submit.priority_class))
         submit = replace(card.submit, attempt=owner.attempt, gateway_id=me)
-        stream = self._streams.open(grant, submit, *worker, outlives_readers=True)  # whoever lost it may come again
+        stream = self._streams.open(grant, submit, *worker, outlives_readers=card.is_background)
+        stream.linger()
         stream.awaits_attach, stream.card, stream.key_public_id = True, card, card.key_public_id
         attach = Attach(response_id=response_id, attempt=owner.attempt, gateway_id=me, from_index=0)
         await self._bus.send(owner.worker_id, attach)
@@ -180,6 +195,15 @@ class Continuity:
         if output is not None and stream.awaits_attach:
             _fill(stream, output)
             self._streams.finish(stream, output.finished)
+
+    async def until_ended(self, stream: ResponseStream) -> None:
+        """For a response that is elsewhere: until its end is published. Raises BusError."""
+        while stream.end is None:
+            output = await self._bus.output(stream.response_id)
+            if output is not None:
+                _fill(stream, output)
+                return
+            await asyncio.sleep(ELSEWHERE_S)
 
     async def adopt(self) -> None:
         """Take over what goes on without a reader and whose gateway is gone. Raises BusError."""
@@ -231,6 +255,14 @@ def _fill(stream: ResponseStream, output: FinishedOutput) -> None:
     for index, token_ids in enumerate(output.token_ids):
         stream.take(index, 0, token_ids)
     stream.finish(output.finished)
+
+
+def _elsewhere(card: Card, owner: Owner, clock_s: Callable[[], float]) -> ResponseStream:
+    """To be cancelled by, or waited for; its readers' leaving means nothing to it."""
+    stream = _unowned(card, clock_s)
+    stream.worker_id, stream.epoch, stream.attempt = owner.worker_id, owner.epoch, owner.attempt
+    stream.outlives_readers = True
+    return stream
 
 
 def _unowned(card: Card, clock_s: Callable[[], float]) -> ResponseStream:

@@ -9,14 +9,13 @@ import asyncio
 import logging
 import os
 import time
-import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from billing.pricing import TokenPrices
 from gateway import dispatch
-from gateway.admission import Admission, Denied, Limits, Wish
+from gateway.admission import Admission, Denied, Limits, Wish, new_response_id
 from gateway.asking import TIER_OF_CLASS, Ask, effective_max_tokens, encode_prompt, grammar_fault, requested_class
 from gateway.auth import Caller
 from gateway.errors import Reason, Refusal
@@ -73,14 +72,6 @@ class _Terms:
     quota: TenantClassPolicy
     prices: TokenPrices
     view: PolicyView
-
-
-def new_response_id(now_ms: int, entropy: bytes) -> str:
-    """UUIDv7 (RFC 9562): 48 bits of milliseconds, then 74 random bits of the ten bytes given."""
-    random = int.from_bytes(entropy[:10], "big")
-    value = (now_ms & (1 << 48) - 1) << 80 | random & (1 << 80) - 1
-    value = value & ~(0xF << 76) | 0x7 << 76
-    return str(uuid.UUID(int=value & ~(0x3 << 62) | 0x2 << 62))
 
 
 class Door:
@@ -234,6 +225,13 @@ class Door:
             if not stream.outlives_readers:  # another gateway goes on with those
                 self._end(stream, _GOING, "gateway_lost")
         await asyncio.shield(asyncio.gather(*self._background))
+
+    def end_forgotten(self) -> None:
+        """Nobody came again for what was taken over."""
+        for stream in self._streams:
+            if stream.is_forgotten:
+                stream.abandon()
+                self._in_background(self._cancel(stream, "client"))
 
     async def end_closed_keys(self, is_open: Callable[[str], Awaitable[bool]]) -> None:
         """What a key asked for ends with it, also in the background."""

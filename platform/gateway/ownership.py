@@ -18,6 +18,7 @@ from wire.messages import Submit
 from wire.redis_bus import bus_errors
 from wire.redis_keys import Keys
 
+MOVED_MS = 2_000  # a response is taken from a living gateway at most this often
 CARD_LIFETIME_S = 86_400  # like the record's while it is open; ten minutes after its end
 _SCRIPT = Path(__file__).with_name("ownership.lua").read_text(encoding="utf-8")
 
@@ -114,6 +115,11 @@ class Ownership:
         arguments: list[str | int] = [owner.gateway_id, owner.attempt, gateway_id, attempt, *worker]
         with bus_errors():
             return bool(await self._move(keys=[self._keys.response(response_id)], args=arguments))
+
+    async def may_take(self, response_id: str) -> bool:
+        """From a living gateway: once in MOVED_MS, so that two clients cannot tear it to and fro."""
+        with bus_errors():
+            return bool(await self._redis.set(self._keys.moved(response_id), 1, nx=True, px=MOVED_MS))
 
     async def in_background(self) -> list[str]:
         """Responses that go on without a reader, and some that have ended."""

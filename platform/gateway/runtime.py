@@ -272,6 +272,7 @@ class Runtime:
     async def _beat(self) -> None:
         await self.bus.heartbeat()
         await self.admission.renew([stream.grant for stream in self.streams if stream.holds_lease])
+        self.door.end_forgotten()
         for stream in self.streams:
             for reader in stream.stalled_readers:
                 log.warning("response %s is not being read; closing it", stream.response_id)

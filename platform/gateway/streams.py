@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 
 STALLED_AFTER_S = 30.0  # unread tokens this old: the reader is taken for gone
 ABANDONED_LEASE_S = 10.0  # a cancelled response keeps its lease this long, also when its worker hangs
+LINGER_S = 15.0  # how long a response that was taken over waits for a reader to come again
 LOST_AFTER_S = 3.0  # a worker without a fresh snapshot
 NOWHERE = ("", 0)  # the worker of a response that waits for one to go on with it
 
@@ -154,6 +155,8 @@ class ResponseStream:
         self.homeless_since_s: float | None = None
         self.is_unsent = False  # its worker has not been given the Submit yet
         self.awaits_attach = False  # taken over, and nothing has come yet
+        self.lingers = False  # whoever lost its reader may come again
+        self.unread_since_s: float | None = None  # while it lingers
         self.card: Card | None = None  # where one is kept
         self.key_public_id = ""  # of the key that asked; empty where nothing depends on it any more
         self.readers: list[Reader] = []
@@ -168,6 +171,7 @@ class ResponseStream:
         """From the first token on. The task that calls is the one that reads, and is cancelled when it does not."""
         reader = Reader(self, asyncio.current_task())
         self.readers.append(reader)
+        self.unread_since_s = None
         if self.end is not None or any(choice.token_ids or choice.end for choice in self.choices):
             reader.wake(self._clock_s())
         return reader
@@ -211,6 +215,16 @@ class ResponseStream:
                     self.choices[choice_end.choice].end = choice_end
         self.end = end
         self._wake()
+
+    def linger(self) -> None:
+        self.lingers, self.unread_since_s = True, self._clock_s()
+
+    @property
+    def is_forgotten(self) -> bool:
+        """It lingers, and nobody came."""
+        if self.unread_since_s is None or self.end is not None or self.abandoned_at_s is not None:
+            return False
+        return self._clock_s() - self.unread_since_s > LINGER_S
 
     def abandon(self) -> None:
         """Nobody reads it any more, and it was not meant to go on without a reader."""
@@ -280,6 +294,9 @@ class Streams:
             self._drop(stream)
             return False
         if stream.outlives_readers:
+            return False
+        if stream.lingers:
+            stream.linger()
             return False
         stream.abandon()
         return True

@@ -17,6 +17,7 @@ Every name stands behind a prefix, ``rubato:`` unless a test says otherwise.
 ``card:{id}``           string   what any gateway needs to go on with a response or to show it; lives as its record
 ``background``          set      ids of responses that go on without a reader; cleaned by whoever looks
 ``idempotency:{t}:{k}`` hash     an answer under an Idempotency-Key of tenant t, 24 h; k is a digest of the key
+``moved:{id}``          string   a response was taken from a living gateway, TTL 2 s: not again before
 ``calls:{t}:{minute}``  string   calls of tenant t to files and batches in that minute since 1970, TTL 2 min
 ``output:{id}``         string   a finished response: its end and token ids per choice, TTL 10 min
 ``books``               string   JSON of the last comparison of engines, ledger and roll-ups, TTL 10 min
@@ -154,6 +155,9 @@ class Keys:
     @property
     def background(self) -> str:
         return f"{self.prefix}background"
+
+    def moved(self, response_id: str) -> str:
+        return f"{self.prefix}moved:{response_id}"
 
     def calls(self, tenant_id: str, minute: int) -> str:
         return f"{self.prefix}calls:{tenant_id}:{minute}"

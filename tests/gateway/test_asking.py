@@ -6,9 +6,9 @@ import uuid
 
 import pytest
 
+from gateway.admission import new_response_id
 from gateway.asking import Ask, Chat, effective_max_tokens, encode_prompt, requested_class
 from gateway.auth import Caller
-from gateway.door import new_response_id
 from gateway.errors import Reason, Refusal
 from gateway.text import Message, byte_text
 from scheduler_engine.policy import PriorityClass, TenantClassPolicy

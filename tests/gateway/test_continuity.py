@@ -10,6 +10,7 @@ from typing import Any
 import openai
 import pytest
 
+from gateway.errors import InvalidRequest
 from gateway.runtime import Runtime
 from gateway.streams import Lost, Reader
 from wire.messages import Finished, Released, Reserved, Usage
@@ -179,3 +180,64 @@ async def test_a_background_response_whose_gateway_died_is_adopted_before_its_wo
         owner = next(r for r in (other, world.runtime) if r.streams.get(response_id) is not None)
         assert await text_of(owner.streams.get(response_id).read()) == ANSWER
     await world.until(lambda: world.slots_in_use() == 0)
+
+
+async def created(world: Any) -> tuple[Any, str]:
+    """A stream over HTTP that is under way, and its id."""
+    stream = await world.client().responses.create(model=MODEL, input="Hi", stream=True, max_output_tokens=400)
+    first = await anext(aiter(stream))
+    return stream, first.response.id.removeprefix("resp_")
+
+
+async def test_looking_at_a_response_elsewhere_or_cancelling_it_takes_it_from_nobody(world: Any) -> None:
+    world.worker.script.answer, world.worker.step_s = b"x" * 400, 0.02
+    async with second_gateway(world) as other:
+        stream, response_id = await created(world)
+        found = await other.continuity.find("aurora", response_id, to_read=False)
+        assert found.is_elsewhere
+        other.door.stop_reading(found.stream, found.stream.read())
+        other.door.cancel(found.stream)
+        await asyncio.wait_for(other.continuity.until_ended(found.stream), 10)
+        events = [event.type async for event in stream]
+        assert events[-1] == "response.incomplete"
+        assert world.worker.attaches == []
+
+
+async def test_two_clients_cannot_tear_a_response_to_and_fro_between_two_gateways(world: Any) -> None:
+    world.worker.script.answer, world.worker.step_s = b"x" * 400, 0.05
+    async with second_gateway(world) as other:
+        stream, response_id = await created(world)
+        taken = await other.continuity.find("aurora", response_id)
+        reader = taken.stream.read()
+        last = [event async for event in stream][-1]
+        assert last.type == "response.failed"
+        assert "Another connection" in last.response.error.message
+        with pytest.raises(InvalidRequest) as refused:
+            await world.runtime.continuity.find("aurora", response_id)
+        assert refused.value.refusal.row.code == "response_moved"
+        assert refused.value.refusal.headers()["retry-after"] == "2"
+        assert taken.stream.end is None
+        other.door.stop_reading(taken.stream, reader)
+        other.door.cancel(taken.stream)
+        await world.until(lambda: world.slots_in_use() == 0)
+
+
+async def test_a_response_that_was_taken_over_waits_for_its_reader_and_then_ends(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is not in the background ends without a reader, also after it was resumed elsewhere."""
+    monkeypatch.setattr("gateway.streams.LINGER_S", 0.5)
+    monkeypatch.setattr("gateway.runtime.HEARTBEAT_S", 0.1)
+    world.worker.script.answer, world.worker.step_s = b"x" * 2_000, 0.02
+    async with second_gateway(world) as other:
+        stream, response_id = await created(world)
+        taken = (await other.continuity.find("aurora", response_id)).stream
+        other.door.stop_reading(taken, taken.read())
+        again = taken.read()
+        await asyncio.sleep(0.8)
+        assert world.slots_in_use() == 1  # somebody reads
+        other.door.stop_reading(taken, again)
+        await world.until(lambda: world.slots_in_use() == 0)
+        (cancel,) = [cancel for _, cancel in world.worker.cancels]
+        assert cancel.reason == "client"
+        await stream.close()

@@ -8,7 +8,7 @@ import time
 from typing import Final
 from uuid import UUID, uuid5
 
-from gateway.door import new_response_id
+from gateway.admission import new_response_id
 
 FILE: Final = "file-"
 BATCH: Final = "batch_"

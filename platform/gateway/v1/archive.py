@@ -56,7 +56,9 @@ async def _count(call: Call, limit: int) -> None:
     key = call.runtime.redis_keys.calls(call.caller.tenant_id, minute)
     try:
         async with asyncio.timeout(COUNT_S), call.runtime.redis.pipeline(transaction=False) as pipeline:
-            num_calls, _ = await pipeline.incr(key).expire(key, 120).execute()
+            pipeline.incr(key)
+            pipeline.expire(key, 120)
+            num_calls, _ = await pipeline.execute()
     except (RedisError, TimeoutError):
         return
     if num_calls > limit:

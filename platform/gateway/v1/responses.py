@@ -39,6 +39,7 @@ class Reading:
     stream: ResponseStream
     reader: Reader
     limits: Limits
+    is_elsewhere: bool = False  # at another gateway, which was not disturbed: only its end can be seen here
 
     async def events(self, starting_after: int = -1) -> AsyncIterator[list[Event]]:
         """As they come, up to the last. Events up to number ``starting_after`` are left out."""
@@ -67,7 +68,7 @@ class Reading:
         making.take(delivery)
         if delivery.end is not None:
             return final_response(self.head, delivery.end, making.shown)
-        if not delivery.pieces:
+        if not delivery.pieces and not self.is_elsewhere:
             return self.head.response("queued")
         return self.head.response("in_progress", output=[self.head.item("in_progress", making.shown)])
 
@@ -121,10 +122,13 @@ def ask_of(request: ResponseCreate, door: Door, *, source: str, received_at_s: f
     )
 
 
-async def find(runtime: Runtime, caller: Caller, name: str) -> Reading:
-    """A response of the caller's tenant. Raises InvalidRequest: one of another tenant is not there."""
+async def find(runtime: Runtime, caller: Caller, name: str, *, to_read: bool = True) -> Reading:
+    """A response of the caller's tenant. Raises InvalidRequest: one of another tenant is not there.
+
+    Not ``to_read``: whoever reads it at another gateway goes on doing so.
+    """
     response_id = id_of(name)
-    found = await runtime.continuity.find(caller.tenant_id, response_id)
+    found = await runtime.continuity.find(caller.tenant_id, response_id, to_read=to_read)
     if found is None:
         raise InvalidRequest(NOT_FOUND)
     request = _request_decoder.decode(found.card.request)
@@ -133,7 +137,7 @@ async def find(runtime: Runtime, caller: Caller, name: str) -> Reading:
     if text is None:  # another model is served now, and its tokens mean nothing here
         raise InvalidRequest(NOT_FOUND)
     head = _head(request, response_id, text, found.card.created_at, submit.max_tokens, submit.priority_class)
-    return Reading(head, found.stream, found.stream.read(), found.stream.grant.limits)
+    return Reading(head, found.stream, found.stream.read(), found.stream.grant.limits, found.is_elsewhere)
 
 
 @contextmanager

@@ -56,7 +56,7 @@ async def retrieve(call: Call) -> None:
     starting_after = _integer(query, "starting_after", least=-1, default=-1)
     if "starting_after" in query and not is_stream:
         raise invalid(Reason.INVALID_VALUE, "starting_after needs stream=true.", "starting_after")
-    found = await _find(call)
+    found = await _find(call, to_read=is_stream)
     with reading(call.runtime.door, found):
         if is_stream:
             await _stream(call.exchange, found, starting_after)
@@ -73,6 +73,8 @@ async def cancel(call: Call) -> None:
             call.runtime.door.cancel(found.stream)
         try:
             async with asyncio.timeout(CANCELLED_WITHIN_S):
+                if found.is_elsewhere:
+                    await call.runtime.continuity.until_ended(found.stream)
                 response = await found.whole()
         except TimeoutError:
             response = found.now()
@@ -121,8 +123,8 @@ async def input_items(call: Call) -> None:
     await call.exchange.answer(200, encode(body))
 
 
-async def _find(call: Call) -> Reading:
-    return await responses.find(call.runtime, call.caller, call.arguments[0])
+async def _find(call: Call, *, to_read: bool = False) -> Reading:
+    return await responses.find(call.runtime, call.caller, call.arguments[0], to_read=to_read)
 
 
 async def _whole(exchange: Exchange, found: Reading) -> None:

@@ -173,7 +173,7 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channe
         caller = await self._authenticate()
         if isinstance(caller, Refusal):
             raise InvalidRequest(caller)
-        with reading(door, await responses.find(self._runtime, caller, cancel.response_id)) as elsewhere:
+        with reading(door, await responses.find(self._runtime, caller, cancel.response_id, to_read=False)) as elsewhere:
             if elsewhere.stream.end is None:
                 door.cancel(elsewhere.stream)
 
