@@ -5,7 +5,7 @@ from django.urls import path, re_path
 from django.views.generic import RedirectView
 
 from gateway.console import live_views, views
-from gateway.console.pages import entrance, keys, money, people, playground, start
+from gateway.console.pages import batches, entrance, keys, money, people, playground, start
 
 urlpatterns = [
     path("", views.front, name="front"),
@@ -17,6 +17,10 @@ urlpatterns = [
     path("console/<slug:slug>/", start.start, name="console"),
     path("console/<slug:slug>/playground", playground.playground, name="console-playground"),
     path("console/<slug:slug>/ticket", playground.ticket, name="console-ticket"),
+    path("console/<slug:slug>/batches", batches.batches, name="console-batches"),
+    path("console/<slug:slug>/batches/<uuid:batch_id>", batches.batch, name="console-batch"),
+    path("console/<slug:slug>/batches/<uuid:batch_id>/cancel", batches.cancel, name="console-batch-cancel"),
+    path("console/<slug:slug>/files/<uuid:file_id>", batches.file, name="console-file"),
     path("console/<slug:slug>/keys", keys.keys, name="console-keys"),
     path("console/<slug:slug>/keys/<uuid:key_id>/rotate", keys.rotate, name="console-rotate"),
     path("console/<slug:slug>/keys/<uuid:key_id>/revoke", keys.revoke, name="console-revoke"),

@@ -60,7 +60,7 @@ async def _create(exchange: Exchange, archive: Archive, caller: Caller) -> None:
             _check(form, draft)
             file = NewFile(
                 storage_name=await asyncio.to_thread(draft.keep),
-                filename=_plain(form.filename or ""),
+                filename=plain_name(form.filename or ""),
                 num_bytes=draft.num_bytes,
                 purpose="batch",
                 lifetime_s=lifetime_s,
@@ -149,7 +149,7 @@ def _storage_errors() -> Iterator[None]:
         raise invalid(Reason.STORAGE_FULL, "There is no room for this file now; nothing of it was kept.") from error
 
 
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
     """A file name without folders and control characters."""
     last = PurePosixPath(name.replace("\\", "/")).name
     return "".join(character for character in last if character.isprintable())[:MAX_NAME] or "upload"

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Concatenate
 
 from django.contrib.auth.decorators import login_required
-from django.http import Http404, HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest
+from django.http.response import HttpResponseBase
 from django.shortcuts import render
 
 from tenants import audit, isolation
@@ -35,21 +36,21 @@ class Member:
         return {capability.name: self.may(capability) for capability in Capability}
 
 
-View = Callable[Concatenate[HttpRequest, Member, ...], HttpResponse]
+View = Callable[Concatenate[HttpRequest, Member, ...], HttpResponseBase]
 
 
 def page(
     capability: Capability, *, to_change: Capability | None = None
-) -> Callable[[View], Callable[..., HttpResponse]]:
+) -> Callable[[View], Callable[..., HttpResponseBase]]:
     """A page of a tenant. ``capability`` opens it; a POST needs ``to_change`` (else ``capability``) too.
 
     Who is no member gets the 404 of a tenant that does not exist; who may not gets a page that names the role.
     """
 
-    def decorate(view: View) -> Callable[..., HttpResponse]:
+    def decorate(view: View) -> Callable[..., HttpResponseBase]:
         @functools.wraps(view)
         @login_required
-        def inside(request: HttpRequest, slug: str, *args: Any, **kwargs: Any) -> HttpResponse:
+        def inside(request: HttpRequest, slug: str, *args: Any, **kwargs: Any) -> HttpResponseBase:
             me = _member(request, slug)
             needed = (to_change or capability) if request.method == "POST" else capability
             with isolation.tenant(me.tenant.id), audit.request(f"req_{uuid.uuid4().hex}", _reason(request)):
