@@ -15,7 +15,7 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it is first imported
 
 from gpu_worker.models.config import ModelConfig
-from gpu_worker.weights import EMBEDDING, Embedding
+from gpu_worker.models.weights import EMBEDDING, Embedding
 
 REPETITIONS = 20
 

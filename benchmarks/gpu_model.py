@@ -21,8 +21,8 @@ from gpu_worker.model_executor import ModelExecutor, assemble
 from gpu_worker.models.batch import pool_shape
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.llama import Llama
+from gpu_worker.models.random_weights import TINY
 from gpu_worker.models.target import Target, plain_linear
-from gpu_worker.random_weights import TINY
 from scheduler_engine.plan import BlockCopy, ScheduledRow, StepPlan
 from scheduler_engine.request import RequestId
 

@@ -23,7 +23,7 @@ from gpu_worker.model_runner import layout_of
 from gpu_worker.models.batch import Batch
 from gpu_worker.models.llama import Llama
 from gpu_worker.models.target import PRECISIONS, target_for
-from gpu_worker.weights import open_weights
+from gpu_worker.models.weights import open_weights
 from scheduler_engine.plan import ScheduledRow
 from scheduler_engine.request import RequestId
 from wire.encoding import TextEncoder

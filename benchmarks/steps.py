@@ -22,7 +22,7 @@ from gpu_worker.kernels.layout import BLOCK_SIZE
 from gpu_worker.model_executor import ModelExecutor, assemble
 from gpu_worker.models.llama import Llama
 from gpu_worker.models.target import Target, plain_linear, target_for
-from gpu_worker.weights import open_weights
+from gpu_worker.models.weights import open_weights
 from scheduler_engine.plan import ScheduledRow, StepPlan
 from scheduler_engine.request import RequestId
 

@@ -33,7 +33,7 @@ from wire.redis_bus import RedisWorkerBus
 from wire.vocabulary import load as load_vocabulary
 
 if TYPE_CHECKING:
-    from gpu_worker.recording import Recorder
+    from gpu_worker.replay.recording import Recorder
     from wire.vocabulary import Vocabulary
 
 
@@ -148,7 +148,7 @@ def software_version() -> str:
 def _recorder(config: WorkerConfig, device: Device) -> Recorder | None:
     if config.record is None:
         return None
-    from gpu_worker.recording import Recorder  # msgspec: only where a log is written
+    from gpu_worker.replay.recording import Recorder  # msgspec: only where a log is written
 
     return Recorder(config.record, config.record_mib * MIB, worker_id=config.worker_id, model=device.model)
 

@@ -22,8 +22,8 @@ from gpu_worker.kv_cache import KvCache, bytes_per_block
 from gpu_worker.model_runner import SIZES, ModelRunner, blocks_of
 from gpu_worker.models.llama import Llama
 from gpu_worker.models.target import target_for
+from gpu_worker.models.weights import WeightsError, open_weights
 from gpu_worker.sampling import GREEDY, NOT_DRAWN, Draw, Sampler, stream_of
-from gpu_worker.weights import WeightsError, open_weights
 from scheduler_engine.cost import CostConstants
 from scheduler_engine.plan import RowFailure, ScheduledRow, StepPlan, StepResult
 from scheduler_engine.request import RequestId

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_worker.config import ConfigError, positive, starting_policy
-from gpu_worker.recording import recorded_engine
+from gpu_worker.replay.recording import recorded_engine
 from gpu_worker.simulated import DEVICES, DeviceProfile
 from gpu_worker.simulation.compare import Comparison, only, spread_table
 from gpu_worker.simulation.knobs import with_changes

@@ -16,7 +16,7 @@ from torch import Tensor
 from gpu_worker.models.batch import Batch
 from gpu_worker.models.config import DividedRope, LinearRope, Llama3Rope, ModelConfig, PlainRope
 from gpu_worker.models.target import Linear, Target, target_for
-from gpu_worker.weights import EMBEDDING, HEAD, Embedding, Weights
+from gpu_worker.models.weights import EMBEDDING, HEAD, Embedding, Weights
 
 
 @dataclass(frozen=True, slots=True)

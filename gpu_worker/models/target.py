@@ -16,7 +16,7 @@ from gpu_worker.models import int8_linear
 from gpu_worker.models.batch import pool_shape
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.linear import PackedLinear
-from gpu_worker.weights import WeightsError
+from gpu_worker.models.weights import WeightsError
 
 PRECISIONS = ("full", "int8")
 

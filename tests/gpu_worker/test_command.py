@@ -18,9 +18,9 @@ from typing import IO, Any
 import pytest
 
 from gateway.embedded import EmbeddedValkey, running
-from gpu_worker import replay
 from gpu_worker.__main__ import main
 from gpu_worker.config import ConfigError, parse, sized, starting_policy
+from gpu_worker.replay import command as replay
 from scheduler_engine.policy import PolicySnapshot, cpu_classes, gpu_classes, snapshot_to_dict
 from wire.bus import BusError, FinishedOutput
 from wire.messages import Finished, Tokens, Usage

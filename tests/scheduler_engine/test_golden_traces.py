@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_worker.record_log import LogFile
-from gpu_worker.rerun import Diverged, replay
+from gpu_worker.replay.record_log import LogFile
+from gpu_worker.replay.rerun import Diverged, replay
 from tests.gpu_worker.replay.golden import FOLDER, NUM_STEPS, TRACES
 
 

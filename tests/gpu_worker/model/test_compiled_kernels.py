@@ -19,7 +19,7 @@ from gpu_worker.model_executor import ModelExecutor, assemble
 from gpu_worker.models.batch import pool_shape
 from gpu_worker.models.llama import Llama
 from gpu_worker.models.target import Target, plain_linear
-from gpu_worker.weights import open_weights
+from gpu_worker.models.weights import open_weights
 from tests.gpu_worker.kernels.test_host_copies import LateStream, NowStream
 from wire.messages import SamplingParameters
 

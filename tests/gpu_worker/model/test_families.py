@@ -30,7 +30,7 @@ from gpu_worker.kv_cache import KvCache
 from gpu_worker.model_runner import ModelRunner
 from gpu_worker.models.config import FAMILIES
 from gpu_worker.models.llama import Llama
-from gpu_worker.weights import WeightsError, open_weights
+from gpu_worker.models.weights import WeightsError, open_weights
 from scheduler_engine.plan import ScheduledRow
 from scheduler_engine.request import RequestId
 

@@ -13,7 +13,7 @@ from gpu_worker.model_executor import build
 from gpu_worker.models import int8_linear
 from gpu_worker.models.int8_linear import Int8Linear
 from gpu_worker.models.target import target_for
-from gpu_worker.weights import WeightsError, open_weights
+from gpu_worker.models.weights import WeightsError, open_weights
 
 ROUTES = [int8_linear._pack_onednn, int8_linear._pack_fbgemm]
 

@@ -15,7 +15,7 @@ from gpu_worker.kernels.cpu import single_groups
 from gpu_worker.kv_cache import KvCache, bytes_per_block
 from gpu_worker.model_executor import ModelExecutor, build
 from gpu_worker.model_runner import arranged, layout_of
-from gpu_worker.weights import WeightsError, open_weights
+from gpu_worker.models.weights import WeightsError, open_weights
 from scheduler_engine.plan import BlockCopy, RowFailure, ScheduledRow, StepPlan
 from scheduler_engine.request import RequestId
 from wire.messages import SamplingParameters, TokenLogprob

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpu_worker import self_test
-from gpu_worker.random_weights import TINY, RandomWeights
+from gpu_worker.models.random_weights import TINY, RandomWeights
 
 
 def spoil_swap(bench: self_test.Bench) -> None:

@@ -11,9 +11,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from gpu_worker.gguf_weights import INSIDE_LAYER, OUTSIDE_LAYERS
 from gpu_worker.model_executor import ModelExecutor, build
-from gpu_worker.weights import open_weights
+from gpu_worker.models.gguf_weights import INSIDE_LAYER, OUTSIDE_LAYERS
+from gpu_worker.models.weights import open_weights
 from scheduler_engine.plan import ScheduledRow
 from scheduler_engine.request import RequestId
 from wire import vocabulary

@@ -15,10 +15,10 @@ import torch
 from gguf.constants import GGMLQuantizationType
 from torch import Tensor
 
-from gpu_worker.gguf_weights import INSIDE_LAYER, READABLE
 from gpu_worker.models.config import DividedRope
+from gpu_worker.models.gguf_weights import INSIDE_LAYER, READABLE
 from gpu_worker.models.llama import Llama
-from gpu_worker.weights import WeightsError, open_weights
+from gpu_worker.models.weights import WeightsError, open_weights
 from wire.gguf_header import ModelFileError
 
 Save = Callable[[Path, dict[str, Any], dict[str, Tensor]], Path]

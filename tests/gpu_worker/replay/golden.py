@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from gpu_worker.log_writer import LogWriter
-from gpu_worker.recording import Origin, RecordingScheduler
+from gpu_worker.replay.log_writer import LogWriter
+from gpu_worker.replay.recording import Origin, RecordingScheduler
 from scheduler_engine.config import EngineConfig
 from scheduler_engine.policy import PriorityClass, TenantClassPolicy
 from scheduler_engine.scheduler import Scheduler

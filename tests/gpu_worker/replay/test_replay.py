@@ -9,12 +9,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpu_worker import checkpoint, prefix_names, record_log
-from gpu_worker.log_writer import LogWriter
-from gpu_worker.prefix_names import PrefixNames, names_of, runs_of
-from gpu_worker.record_log import Boot, Closed, Entry, LogError, LogFile, Stepped, Submitted, log_files
-from gpu_worker.recording import Origin, RecordingScheduler
-from gpu_worker.rerun import Diverged, Listener, entries_of, replay
+from gpu_worker.replay import checkpoint, prefix_names, record_log
+from gpu_worker.replay.log_writer import LogWriter
+from gpu_worker.replay.prefix_names import PrefixNames, names_of, runs_of
+from gpu_worker.replay.record_log import Boot, Closed, Entry, LogError, LogFile, Stepped, Submitted, log_files
+from gpu_worker.replay.recording import Origin, RecordingScheduler
+from gpu_worker.replay.rerun import Diverged, Listener, entries_of, replay
 from scheduler_engine.events import StepEvents
 from scheduler_engine.plan import StepPlan
 from scheduler_engine.policy import PolicySnapshot

@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpu_worker.record_log import LogFile, Stepped, log_files
-from gpu_worker.replay import main
-from gpu_worker.rerun import entries_of
+from gpu_worker.replay.command import main
+from gpu_worker.replay.record_log import LogFile, Stepped, log_files
+from gpu_worker.replay.rerun import entries_of
 from tests.gpu_worker.replay.test_replay import recorded, rewrite
 
 

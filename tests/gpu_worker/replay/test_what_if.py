@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from gpu_worker.fitting import Load, StepModel, Weather
-from gpu_worker.recording import recorded_engine
-from gpu_worker.replay import main
-from gpu_worker.rerun import Diverged
+from gpu_worker.replay.command import main
+from gpu_worker.replay.fitting import Load, StepModel, Weather
+from gpu_worker.replay.recording import recorded_engine
+from gpu_worker.replay.rerun import Diverged
+from gpu_worker.replay.what_if import Stopped, what_if
 from gpu_worker.simulated import DEVICES
 from gpu_worker.simulation.clients import quantiles_ms
 from gpu_worker.simulation.run import Outcome, Simulation
 from gpu_worker.simulation.traffic import SECOND_US, Arrival, submit_of
-from gpu_worker.what_if import Stopped, what_if
 from scheduler_engine.policy import PolicySnapshot, PriorityClass, gpu_classes, snapshot_to_dict
 from scheduler_engine.scheduler import Scheduler
 from tests.gpu_worker.replay.test_replay import recorded
@@ -164,7 +164,7 @@ def test_the_command_prints_a_table_and_a_line_of_json(
 
 
 def test_a_gateway_may_ask_without_torch_or_django(project_root: Path) -> None:
-    script = "import sys, gpu_worker.what_if; print({'torch', 'django', 'numpy', 'redis'} & set(sys.modules))"
+    script = "import sys, gpu_worker.replay.what_if; print({'torch', 'django', 'numpy', 'redis'} & set(sys.modules))"
     environment = {"PYTHONPATH": f"{project_root}:{project_root / 'platform'}"}
     told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment)
     assert told.stdout == "set()\n"

@@ -50,7 +50,7 @@ def open_weights(path: Path) -> Weights:
     if path.is_dir():
         return FolderWeights(path)
     if path.suffix == ".gguf":
-        from gpu_worker.gguf_weights import GgufWeights  # needs the gguf package; a folder does not
+        from gpu_worker.models.gguf_weights import GgufWeights  # needs the gguf package; a folder does not
 
         return GgufWeights(path)
     if path.suffix in PICKLES:

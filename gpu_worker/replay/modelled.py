@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gpu_worker.fitting import load_of
-from gpu_worker.reality import Reality
-from gpu_worker.record_log import Boot, Policy, Submitted
-from gpu_worker.rerun import request_of, tell
-from gpu_worker.tally import Tally
+from gpu_worker.replay.fitting import load_of
+from gpu_worker.replay.reality import Reality
+from gpu_worker.replay.record_log import Boot, Policy, Submitted
+from gpu_worker.replay.rerun import request_of, tell
+from gpu_worker.replay.tally import Tally
 from scheduler_engine.plan import StepPlan, StepResult
 from scheduler_engine.policy import PolicySnapshot
 from scheduler_engine.request import RequestId

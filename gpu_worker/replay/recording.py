@@ -14,10 +14,20 @@ from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from gpu_worker import checkpoint
-from gpu_worker.log_writer import LogWriter
-from gpu_worker.prefix_names import PrefixNames, runs_of
-from gpu_worker.record_log import Boot, Cancelled, Closed, Drained, Entry, Policy, ServedElsewhere, Stepped, Submitted
+from gpu_worker.replay import checkpoint
+from gpu_worker.replay.log_writer import LogWriter
+from gpu_worker.replay.prefix_names import PrefixNames, runs_of
+from gpu_worker.replay.record_log import (
+    Boot,
+    Cancelled,
+    Closed,
+    Drained,
+    Entry,
+    Policy,
+    ServedElsewhere,
+    Stepped,
+    Submitted,
+)
 from scheduler_engine.config import EngineConfig
 from scheduler_engine.cost import CostConstants
 from scheduler_engine.events import FinishReason, StepEvents

@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpu_worker.fitting import Load
-from gpu_worker.modelled import ModelledRun
-from gpu_worker.reality import Reality
-from gpu_worker.record_log import LogFile, log_files
-from gpu_worker.rerun import engine_of, replay
+from gpu_worker.replay.fitting import Load
+from gpu_worker.replay.modelled import ModelledRun
+from gpu_worker.replay.reality import Reality
+from gpu_worker.replay.record_log import LogFile, log_files
+from gpu_worker.replay.rerun import engine_of, replay
 from scheduler_engine.cost import CostConstants
 from scheduler_engine.policy import PolicySnapshot, snapshot_to_dict
 

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, assert_never
 
-from gpu_worker import checkpoint
-from gpu_worker.checkpoint import CheckpointError
-from gpu_worker.prefix_names import names_of
-from gpu_worker.record_log import (
+from gpu_worker.replay import checkpoint
+from gpu_worker.replay.checkpoint import CheckpointError
+from gpu_worker.replay.prefix_names import names_of
+from gpu_worker.replay.record_log import (
     Boot,
     Cancelled,
     Closed,

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gpu_worker.models.config import FAMILY_OF_GGUF, DividedRope, LinearRope, ModelConfig, PlainRope, Rope
-from gpu_worker.weights import EMBEDDING, HEAD, LAST_NORM, Embedding, WeightsError, checked, refuse_strangers
+from gpu_worker.models.weights import EMBEDDING, HEAD, LAST_NORM, Embedding, WeightsError, checked, refuse_strangers
 from wire.gguf_header import GgufTensor, read_header
 
 READABLE = tuple(GGMLQuantizationType[name] for name in ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K"))

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from gpu_worker.prefix_names import Run
+from gpu_worker.replay.prefix_names import Run
 
 MAGIC = b"rubato recorded log\n"
 FORMAT = 1

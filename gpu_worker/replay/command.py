@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gpu_worker.checkpoint import fingerprint
 from gpu_worker.config import ConfigError, starting_policy
 from gpu_worker.outage import say
-from gpu_worker.record_log import LogError, LogFile, Stepped, log_files
-from gpu_worker.rerun import Diverged, Listener, replay
-from gpu_worker.what_if import comparison, what_if
+from gpu_worker.replay.checkpoint import fingerprint
+from gpu_worker.replay.record_log import LogError, LogFile, Stepped, log_files
+from gpu_worker.replay.rerun import Diverged, Listener, replay
+from gpu_worker.replay.what_if import comparison, what_if
 from scheduler_engine.events import StepEvents
 from scheduler_engine.explain import Explanation
 from scheduler_engine.plan import StepPlan

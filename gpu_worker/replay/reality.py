@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpu_worker.fitting import Load, StepModel, Weather, load_of
-from gpu_worker.record_log import Boot, Cancelled, Closed, Entry, Input, Stepped, Submitted
-from gpu_worker.rerun import Listener, request_of, result_of
-from gpu_worker.tally import Tally
+from gpu_worker.replay.fitting import Load, StepModel, Weather, load_of
+from gpu_worker.replay.record_log import Boot, Cancelled, Closed, Entry, Input, Stepped, Submitted
+from gpu_worker.replay.rerun import Listener, request_of, result_of
+from gpu_worker.replay.tally import Tally
 from scheduler_engine.cost import CostConstants
 from scheduler_engine.events import StepEvents
 from scheduler_engine.plan import StepPlan, StepResult

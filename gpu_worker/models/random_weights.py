@@ -9,7 +9,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from gpu_worker.models.config import ModelConfig
-from gpu_worker.weights import EMBEDDING, Embedding
+from gpu_worker.models.weights import EMBEDDING, Embedding
 
 # 64 greedy tokens of it keep clear of ties, so that a text may be compared token by token in float32.
 TINY = ModelConfig(

@@ -1,0 +1,1 @@
+"""A worker's log: written as the engine is told, decided again, or decided under another policy."""
