@@ -1,4 +1,5 @@
-"""What a known prefix saves: time to the first token of a prompt that is new, and of the same prompt once more.
+"""What a known prefix saves: time to the first token of a prompt that is new, of the same prompt once more, and of a
+chat's second turn, which begins with the first prompt and the answer.
 
 The worker's loop on the model of ``--model``, in this process, without Redis and without a gateway.
 """
@@ -25,6 +26,7 @@ from scheduler_engine.scheduler import Scheduler
 from wire.messages import SamplingParameters, Submit
 
 NUM_NEW_TOKENS = 16  # of each prompt, behind the prefix
+NUM_ANSWER_TOKENS = 64
 NUM_TOKEN_IDS = 256
 
 
@@ -47,8 +49,8 @@ class Bench:
         )
         self._num_asked = 0
 
-    def ask(self, prompt: Sequence[int]) -> tuple[int, int]:
-        """Microseconds to the first token, and tokens of the prompt that were found."""
+    def ask(self, prompt: Sequence[int], num_answer_tokens: int = 1) -> tuple[int, int, Sequence[int]]:
+        """Microseconds to the first token, tokens of the prompt that were found, and the answer."""
         self._num_asked += 1
         submit = Submit(
             response_id=f"response-{self._num_asked}",
@@ -60,14 +62,20 @@ class Bench:
             priority_class=PriorityClass.INTERACTIVE,
             model="bench",
             prompt_token_ids=tuple(prompt),
-            max_tokens=1,
+            max_tokens=num_answer_tokens,
             cache_salt="aurora",
             sampling=SamplingParameters(temperature=0.0),
         )
         self._loop.take_in(submit, self._clock.now_us())
         while True:
-            for usage in self._loop.turn().output.usages:
-                return usage.counters.ttft_us or 0, usage.cached_tokens
+            output = self._loop.turn().output
+            for usage in output.usages:
+                (answer,) = output.outputs[submit.response_id].token_ids
+                return usage.counters.ttft_us or 0, usage.cached_tokens, answer
+
+
+def new_tokens(rng: random.Random) -> list[int]:
+    return [rng.randrange(NUM_TOKEN_IDS) for _ in range(NUM_NEW_TOKENS)]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -85,13 +93,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     bench, rng = Bench(found.model, kv_mib=256), random.Random(0)
     misses: list[float] = []
     hits: list[float] = []
-    cached = 0
+    turns: list[float] = []
+    cached = turn_cached = 0
     for _ in range(found.repeats):
         prefix = [rng.randrange(NUM_TOKEN_IDS) for _ in range(found.prefix)]
         for durations in (misses, hits):
-            ttft_us, cached = bench.ask(prefix + [rng.randrange(NUM_TOKEN_IDS) for _ in range(NUM_NEW_TOKENS)])
+            ttft_us, cached, _ = bench.ask(prefix + new_tokens(rng))
             durations.append(ttft_us)
-    miss_us, hit_us = quantile(misses, 0.5) or 0, quantile(hits, 0.5) or 0
+        first = prefix + new_tokens(rng)
+        _, _, answer = bench.ask(first, NUM_ANSWER_TOKENS)
+        ttft_us, turn_cached, _ = bench.ask([*first, *answer, *new_tokens(rng)])
+        turns.append(ttft_us)
+    miss_us, hit_us, turn_us = (quantile(durations, 0.5) or 0 for durations in (misses, hits, turns))
     result = {
         "bench": "prefix",
         "prefix_tokens": found.prefix,
@@ -99,6 +112,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "ttft_miss_ms_p50": round(miss_us / 1_000, 2),
         "ttft_hit_ms_p50": round(hit_us / 1_000, 2),
         "hit_over_miss": round(hit_us / max(1, miss_us), 3),
+        "second_turn_tokens": found.prefix + 2 * NUM_NEW_TOKENS + NUM_ANSWER_TOKENS,
+        "second_turn_cached_tokens": turn_cached,
+        "ttft_second_turn_ms_p50": round(turn_us / 1_000, 2),
+        "second_turn_over_miss": round(turn_us / max(1, miss_us), 3),
         **machine(),
     }
     report(result, as_json=found.json)

@@ -121,7 +121,7 @@ def build_service(
             telemetry=Telemetry(),
             policy_version=policy.version,
             grammars=device.grammars,
-            prefix_keys=PrefixKeys(secrets.token_bytes(32), device.engine.block_size),
+            prefix_keys=PrefixKeys(secrets.token_bytes(32), device.engine.block_size) if config.prefix_cache else None,
         )
 
     def on_ready(epoch: int) -> None:

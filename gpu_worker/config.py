@@ -40,6 +40,7 @@ class WorkerConfig:
     torch_device: str = "auto"
     weights: str = "full"
     spare_weights: bool = False
+    prefix_cache: bool = True
 
 
 def parse(arguments: Sequence[str] | None = None) -> WorkerConfig:
@@ -63,6 +64,9 @@ def parse(arguments: Sequence[str] | None = None) -> WorkerConfig:
         "--spare-weights",
         action="store_true",
         help="a second copy of the weights on a CPU: a request alone is quicker",
+    )
+    parser.add_argument(
+        "--prefix-cache", choices=("on", "off"), default="on", help="off: every prompt is computed from its first token"
     )
     parser.add_argument("--device-profile", choices=sorted(DEVICES), default="cpu-smollm2")
     parser.add_argument("--policy", type=Path, metavar="FILE", help="policy to start with, as JSON")
@@ -89,6 +93,7 @@ def parse(arguments: Sequence[str] | None = None) -> WorkerConfig:
         torch_device=found.device,
         weights=found.weights,
         spare_weights=found.spare_weights,
+        prefix_cache=found.prefix_cache == "on",
     )
 
 

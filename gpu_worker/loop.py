@@ -151,6 +151,8 @@ class WorkerLoop:
             draft.reply(gateway_id, answer)
         self._answers.clear()
         self._cancel(self._book.digest(step, draft, now_us), "sibling_refused")
+        for request_id, keys in self._book.filled(step):
+            self._scheduler.name_blocks(request_id, keys)
         for finished in step.finished:
             self._executor.forget(finished.request_id)
         output = draft.output(self.identity.worker_id, self.identity.epoch, plan.step)

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from gpu_worker.executor import Constraint, DrawRules
+from gpu_worker.prefix_keys import GrowingPrefix
 from gpu_worker.stop_strings import StopAutomaton, StopMatcher
 from scheduler_engine import events
 from scheduler_engine.events import FinishReason
@@ -29,6 +30,7 @@ class Choice:
         "logprobs",
         "matcher",
         "num_sent",
+        "prefix",
         "request_id",
         "response",
         "token_ids",
@@ -46,6 +48,7 @@ class Choice:
         self.logprobs: list[TokenLogprob | None] = [None] * len(self.token_ids) if asks else []
         self.ended_before: ChoiceEnd | None = None  # in an earlier attempt
         self.end: events.Finished | None = None
+        self.prefix: GrowingPrefix | None = None  # where its blocks may be found by others
 
     def keep_ended(self, ended: ChoiceEnd) -> None:
         """An earlier attempt brought it to its end: only counted here."""

@@ -12,7 +12,7 @@ from typing import cast
 
 from gpu_worker.charging import usage_of
 from gpu_worker.executor import Constraint
-from gpu_worker.prefix_keys import PrefixKeys
+from gpu_worker.prefix_keys import GrowingPrefix, PrefixKeys
 from gpu_worker.response import Choice, Response, request_of
 from gpu_worker.step_draft import StepDraft
 from gpu_worker.telemetry import Telemetry
@@ -52,7 +52,7 @@ class ResponseBook:
         bytes_per_block: int,
         prefix_keys: PrefixKeys | None = None,
     ) -> None:
-        """Without ``prefix_keys`` no prompt shares blocks with another."""
+        """Without ``prefix_keys`` no request shares blocks with another."""
         self._telemetry = telemetry
         self._token_bytes = token_bytes
         self._bytes_per_block = bytes_per_block
@@ -97,8 +97,26 @@ class ResponseBook:
             self._choices[choice.request_id] = choice
             self._num_matched += choice.matcher is not None
             self._feed_delivered(choice)
-        keys = () if self._prefix_keys is None else self._prefix_keys.of(submit.cache_salt, submit.prompt_token_ids)
+        keys = self._name_prompt(submit, going_on)
         return [request_of(choice, constraints[choice.index] if constraints else None, keys) for choice in going_on]
+
+    def _name_prompt(self, submit: Submit, choices: Sequence[Choice]) -> tuple[bytes, ...]:
+        if self._prefix_keys is None or not submit.cache_salt:
+            return ()
+        keys = self._prefix_keys.of(submit.cache_salt, submit.prompt_token_ids)
+        for choice in choices:
+            choice.prefix = GrowingPrefix(self._prefix_keys, submit.cache_salt, keys)
+        return keys
+
+    def filled(self, step: StepEvents) -> Iterator[tuple[RequestId, tuple[bytes, ...]]]:
+        """Keys of the blocks that a step's tokens have filled; ask once the step is digested."""
+        for request_id in step.filled:
+            choice = self._choices[request_id]
+            if choice.prefix is not None:
+                prompt, output = choice.response.submit.prompt_token_ids, choice.token_ids
+                keys = choice.prefix.grow(prompt, output, len(prompt) + len(output) - 1)
+                if keys:
+                    yield request_id, keys
 
     def _feed_delivered(self, choice: Choice) -> None:
         if choice.matcher is not None:

@@ -137,7 +137,7 @@ class TokenColumns:
 @dataclass(frozen=True, slots=True)
 class StepEvents:
     """Everything that became true since the last ``apply_step``. Order: accepted, rejected, preempted, resumed, tokens,
-    finished.
+    finished. ``filled``: decodes whose last block is full now, so that it can be named.
     """
 
     step: int
@@ -147,3 +147,4 @@ class StepEvents:
     resumed: tuple[RequestId, ...] = ()
     tokens: TokenColumns = field(default_factory=TokenColumns)
     finished: tuple[Finished, ...] = ()
+    filled: tuple[RequestId, ...] = ()

@@ -6,6 +6,7 @@ Knows arrivals; refuses to plan.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -37,7 +38,13 @@ class ServiceElsewhere:
     gpu_us: int
 
 
-Input = Arrival | Cancellation | ServiceElsewhere
+@dataclass(frozen=True, slots=True)
+class Naming:
+    request_id: RequestId
+    keys: Sequence[bytes]
+
+
+Input = Arrival | Cancellation | ServiceElsewhere | Naming
 
 
 class Intake:
@@ -59,6 +66,8 @@ class Intake:
                     self._cancel(item, now_us)
                 case ServiceElsewhere():
                     self._set_elsewhere(item)
+                case Naming():
+                    self._name(item)
                 case _:
                     assert_never(item)
 
@@ -66,6 +75,14 @@ class Intake:
         account = self._state.account(item.priority_class, item.tenant_id)
         account.set_elsewhere(item.gpu_us)
         self._state.accountant.note_start(account)  # it may be on the device with more than was thought
+
+    def _name(self, item: Naming) -> None:
+        """Its blocks may be elsewhere by now, or its end may have come first."""
+        live = self._state.lives.get(item.request_id)
+        if live is not None:
+            live.prefix_keys = (*live.prefix_keys, *item.keys)
+            if live.state in (State.PREFILL, State.DECODE, State.HELD):
+                self._state.publish_prefix(live)
 
     def _arrive(self, arrival: Arrival) -> None:
         state, request = self._state, arrival.request

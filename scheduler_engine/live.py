@@ -74,6 +74,7 @@ class LiveRequest:
         "peak_base",
         "peak_finish",
         "predicted_wait_us",
+        "prefix_keys",
         "prompt_len",
         "queue_wait_limit_us",
         "rank",
@@ -108,8 +109,8 @@ class LiveRequest:
         self.sampling = request.sampling
         self.stop_ids = frozenset(request.stop_token_ids)
         self.state = State.WAITING
-        self.block_table: list[int] = []
-        self.host_blocks: list[int] = []
+        self.prefix_keys = request.prefix_keys  # those of its output too, as blocks of it fill
+        self.block_table, self.host_blocks = list[int](), list[int]()
         self.output_ids: list[int] = list(request.delivered_token_ids)
         self.prompt_len = len(request.prompt_token_ids)
         self.limit_total = self.prompt_len + request.max_tokens  # ends here with LENGTH, at the latest

@@ -21,7 +21,7 @@ class Request:
     Durations are relative to arrival, in microseconds, or None. ``sampling`` is opaque to the engine and is handed to
     the executor. ``delivered_token_ids`` are outputs of an earlier attempt: computed history, not billed again.
     ``prefix_keys[i]`` names the prompt up to the end of its block i, full blocks only, to those who may share it; none:
-    nothing is shared.
+    nothing is shared. Blocks that its output fills are named later, by ``Scheduler.name_blocks``.
     """
 
     request_id: RequestId

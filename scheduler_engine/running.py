@@ -117,11 +117,12 @@ class RunningSet:
         """True when one of these tokens ends some decode, though perhaps not the one it was drawn for."""
         return any(not seats.stop_ids.keys().isdisjoint(token_ids) for seats in self.seats if seats.stop_ids)
 
-    def advance(self) -> list[LiveRequest]:
-        """Every seated decode has got its token. Returns those that have come to a limit or an estimate; those at the
-        end of their blocks are noted.
+    def advance(self) -> tuple[list[LiveRequest], list[LiveRequest]]:
+        """Every seated decode has got its token. Returns those that have come to a limit or an estimate, and those at
+        the end of their blocks, which are noted too.
         """
         due: list[LiveRequest] = []
+        filled: list[LiveRequest] = []
         for rank, seats in enumerate(self.seats):
             if self._is_resting[rank] or not seats.members:
                 continue
@@ -129,7 +130,8 @@ class RunningSet:
             at_edge, to_check = seats.advance()
             self.at_block_edge[rank].update(at_edge)
             due.extend(to_check.values())
-        return due
+            filled.extend(at_edge.values())
+        return due, filled
 
     def grow(self, live: LiveRequest, block: int) -> None:
         """A decode at a block edge gets its next block."""

@@ -5,7 +5,7 @@ Pure and deterministic: the same inputs at the same times give the same plans.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from scheduler_engine import admission, books
 from scheduler_engine.budget import HoldAllowance, StepBudget
@@ -16,7 +16,7 @@ from scheduler_engine.errors import BrokenBooks, Misuse
 from scheduler_engine.events import StepEvents
 from scheduler_engine.explain import Explanation, explain
 from scheduler_engine.fairness import SERVICE_UNITS_PER_US
-from scheduler_engine.intake import Arrival, Cancellation, Input, Intake, ServiceElsewhere
+from scheduler_engine.intake import Arrival, Cancellation, Input, Intake, Naming, ServiceElsewhere
 from scheduler_engine.load import EngineLoad, TenantLoad
 from scheduler_engine.measure import measure, measure_tenants
 from scheduler_engine.plan import StepPlan, StepResult
@@ -51,6 +51,12 @@ class Scheduler:
     def cancel(self, request_id: RequestId, reason: str, now_us: int) -> None:
         """Ends the request in the next plan, whatever its state; unknown ids are ignored, they ended first."""
         self._inputs.append(Cancellation(request_id, reason))
+
+    def name_blocks(self, request_id: RequestId, keys: Sequence[bytes]) -> None:
+        """Keys of the blocks that follow those which have one, full ones only: from the next plan on a request with the
+        same keys finds them. Ignored where the request has ended.
+        """
+        self._inputs.append(Naming(request_id, keys))
 
     def set_policy(self, policy: PolicySnapshot) -> None:
         self._next_policy = policy
@@ -176,10 +182,12 @@ class Scheduler:
         """All that a later request's keys may be compared with. O(blocks + prompts)."""
         yield from self._state.device.keys()
         for live in self._state.lives.values():
-            yield from live.request.prefix_keys
+            yield from live.prefix_keys
         for item in self._inputs:
             if isinstance(item, Arrival):
                 yield from item.request.prefix_keys
+            elif isinstance(item, Naming):
+                yield from item.keys
 
     @property
     def digest(self) -> str:

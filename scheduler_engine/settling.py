@@ -53,6 +53,7 @@ class Settlement:
         self._now_us = now_us
         self._batch = state.running.batch()
         self._tokens = TokenColumns()
+        self._filled: list[LiveRequest] = []
 
     def settle(self, result: StepResult) -> StepEvents:
         state, draft = self._state, self._draft
@@ -157,7 +158,7 @@ class Settlement:
         for output_ids, token_id in zip(outputs, sampled, strict=True):
             output_ids.append(token_id)
         self._tokens = TokenColumns(request_ids, indexes, sampled)
-        due = running.advance()
+        due, self._filled = running.advance()
         if stopped or running.may_stop(sampled):
             for live, token_id in zip(owners, sampled, strict=True):
                 self._stop(live, token_id, stopped)
@@ -254,4 +255,5 @@ class Settlement:
             resumed=tuple(outbox.resumed),
             tokens=self._tokens,
             finished=tuple(outbox.finished),
+            filled=tuple([live.request_id for live in self._filled if live.request_id in self._state.lives]),
         )

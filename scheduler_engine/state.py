@@ -145,21 +145,21 @@ class EngineState:
         """While a request with nothing of its own is tried for a start it owns what the cache has of its prefix. The
         last token is computed in any case: nothing is drawn without.
         """
-        if live.request.prefix_keys and live.state in (State.WAITING, State.DROPPED):
+        if live.prefix_keys and live.state in (State.WAITING, State.DROPPED):
             most = (live.total - 1) // self.config.block_size
-            live.block_table = self.device.borrow(live.request.prefix_keys[:most])
+            live.block_table = self.device.borrow(live.prefix_keys[:most])
             live.computed = len(live.block_table) * self.config.block_size
 
     def return_prefix(self, live: LiveRequest) -> None:
         """It was not let in."""
-        if live.request.prefix_keys and live.state in (State.WAITING, State.DROPPED):
+        if live.prefix_keys and live.state in (State.WAITING, State.DROPPED):
             self.device.give(live.block_table)
             live.block_table = []
             live.computed = 0
 
     def publish_prefix(self, live: LiveRequest) -> None:
-        """Blocks that are full of prompt by now can be found by others."""
-        keys = live.request.prefix_keys
+        """Blocks that are full by now, and have a name, can be found by others."""
+        keys = live.prefix_keys
         for index in range(live.num_published, min(len(keys), live.computed // self.config.block_size)):
             self.device.publish(live.block_table[index], keys[index])
             live.num_published = index + 1
@@ -210,7 +210,7 @@ class EngineState:
         draft.copy_charges.append(CopyCharge(payer, self.cost.copy_ns(len(live.host_blocks))))
         live.swapped_blocks += len(live.host_blocks)
         live.host_blocks = []
-        live.num_published = len(live.request.prefix_keys)  # what the cache knows is elsewhere
+        live.num_published = len(live.prefix_keys)  # what the cache knows is elsewhere
 
     def suspend(
         self, live: LiveRequest, lever: Lever, resource: Resource, by: LiveRequest | None, draft: Draft

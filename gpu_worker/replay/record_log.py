@@ -63,6 +63,13 @@ class Cancelled(msgspec.Struct, array_like=True, tag="cancel", frozen=True):
     reason: str
 
 
+class Named(msgspec.Struct, array_like=True, tag="name", frozen=True):
+    """Blocks of output that others may find from now on."""
+
+    request_id: str
+    prefix_runs: tuple[Run, ...]
+
+
 class Policy(msgspec.Struct, array_like=True, tag="policy", frozen=True):
     policy: dict[str, Any]
 
@@ -103,7 +110,7 @@ class Closed(msgspec.Struct, array_like=True, tag="closed", frozen=True):
     is_end: bool
 
 
-Input = Submitted | Cancelled | Policy | ServedElsewhere | Drained
+Input = Submitted | Cancelled | Named | Policy | ServedElsewhere | Drained
 Entry = Boot | Input | Stepped | Closed
 
 _encoder = msgspec.msgpack.Encoder()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from gpu_worker.replay.record_log import (
     Closed,
     Drained,
     Entry,
+    Named,
     Policy,
     ServedElsewhere,
     Stepped,
@@ -83,6 +84,9 @@ class RecordingScheduler(Scheduler):
     def cancel(self, request_id: RequestId, reason: str, now_us: int) -> None:
         self._recording.add(Cancelled(now_us, request_id, reason))
         super().cancel(request_id, reason, now_us)
+
+    def name_blocks(self, request_id: RequestId, keys: Sequence[bytes]) -> None:
+        super().name_blocks(request_id, self._recording.named(request_id, keys))
 
     def set_policy(self, policy: PolicySnapshot) -> None:
         self._recording.add(Policy(snapshot_to_dict(policy)))
@@ -173,6 +177,12 @@ class Recording:
             )
         )
         return replace(request, prefix_keys=tuple(names)) if names else request
+
+    def named(self, request_id: RequestId, keys: Sequence[bytes]) -> tuple[bytes, ...]:
+        """The keys as the engine shall see them."""
+        names = tuple(self._prefixes.of(keys))
+        self._entries.append(Named(request_id, runs_of(names)))
+        return names
 
     def add(self, entry: Entry) -> None:
         self._entries.append(entry)

@@ -21,6 +21,7 @@ from gpu_worker.replay.record_log import (
     Input,
     LogError,
     LogFile,
+    Named,
     Policy,
     ServedElsewhere,
     Stepped,
@@ -168,6 +169,8 @@ def tell(engine: Scheduler, entry: Input) -> None:
             engine.submit(request_of(entry), entry.at_us)
         case Cancelled():
             engine.cancel(RequestId(entry.request_id), entry.reason, entry.at_us)
+        case Named():
+            engine.name_blocks(RequestId(entry.request_id), tuple(names_of(entry.prefix_runs)))
         case Policy():
             engine.set_policy(policy_of(entry.policy))
         case ServedElsewhere():

@@ -212,6 +212,10 @@ def test_a_wrong_argument_is_refused_by_name(argument: str, capsys: pytest.Captu
     assert argument.partition("=")[0] in capsys.readouterr().err
 
 
+def test_the_prefix_cache_is_on_unless_turned_off() -> None:
+    assert [parse(given).prefix_cache for given in ([], ["--prefix-cache=off"])] == [True, False]
+
+
 def test_pools_and_slots_can_be_sized_on_the_command_line() -> None:
     config = parse(["--executor=simulated", "--device-profile=toy", "--kv-mib=2", "--host-kv-mib=1", "--slots=3"])
     device = sized(config.device, config)

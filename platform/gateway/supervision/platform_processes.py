@@ -45,6 +45,7 @@ class PlatformOptions:
     model: Path | None
     kv_mib: int | None = None
     weights: str | None = None
+    prefix_cache: str | None = None
     device_profile: str | None = None
 
     @property
@@ -123,6 +124,8 @@ def _worker(options: PlatformOptions, environment: Mapping[str, str]) -> Process
         command += [f"--kv-mib={options.kv_mib}"]
     if options.weights is not None:
         command += [f"--weights={options.weights}"]
+    if options.prefix_cache is not None:
+        command += [f"--prefix-cache={options.prefix_cache}"]
     if options.device_profile is not None:
         command += [f"--device-profile={options.device_profile}"]
     return ProcessSpec(

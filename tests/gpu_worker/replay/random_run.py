@@ -36,7 +36,7 @@ class RandomRun:
         self._random = random.Random(seed)
         self._noise_percent = noise_percent
         self._stop_token_ids = (7,) if with_stops else ()
-        self._num_requests = 0
+        self._num_requests = self._num_answer_blocks = 0
         self._open: list[RequestId] = []
         self._copies: list[tuple[int, RequestId]] = []
 
@@ -94,6 +94,9 @@ class RandomRun:
         self.now_us += (duration_us or 2_000) + rng.randrange(50)
         result = StepResult(plan.step, duration_us, sampled, failed=failed, completed_copies=self._copied(plan, step))
         events = self.engine.apply_step(result, self.now_us)
+        for request_id in events.filled:
+            self._num_answer_blocks += 1
+            self.engine.name_blocks(request_id, (f"answer block {self._num_answer_blocks}".encode(),))
         ended = {end.request_id for end in (*events.finished, *events.rejected)}
         if ended:
             self._open = [name for name in self._open if name not in ended]

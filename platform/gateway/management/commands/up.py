@@ -50,6 +50,7 @@ class Command(BaseCommand):
         parser.add_argument("--model", type=Path, help="GGUF file or model folder (the demo model)")
         parser.add_argument("--kv-mib", type=int, help="memory of the worker's KV pool (the worker's own default)")
         parser.add_argument("--weights", choices=("full", "int8"), help="int8: quicker on a CPU, a little less exact")
+        parser.add_argument("--prefix-cache", choices=("on", "off"), help="off: no request shares blocks with another")
         parser.add_argument("--executor", choices=("model", "simulated"), default="model", help="what computes tokens")
         parser.add_argument("--device-profile", choices=DEVICE_PROFILES, help="what the simulated device is like")
 
@@ -82,6 +83,7 @@ def _options(choices: dict[str, Any]) -> PlatformOptions:
         executor=choices["executor"],
         kv_mib=choices["kv_mib"],
         weights=choices["weights"],
+        prefix_cache=choices["prefix_cache"],
         device_profile=choices["device_profile"],
         model=_model(choices["model"], choices["executor"]),
     )
