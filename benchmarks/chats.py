@@ -6,7 +6,7 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +18,7 @@ WORDS = (
     *("table", "bread", "music", "window", "tree", "summer", "letter", "market", "bird", "cloud", "bridge", "town"),
 )
 LIMIT_S = 600.0
+REFUSED_S = 0.2  # a pause after a refusal that is only counted
 
 
 class ServerRefused(Exception):
@@ -133,18 +134,43 @@ async def words_for(one: Caller, kind: Kind, prompt_tokens: int) -> int:
     return max(2, round(few + (prompt_tokens - counts[0]) / per_word))
 
 
-async def closed_loop(one: Caller, kind: Kind, *, num_requests: int, at_once: int) -> tuple[list[Timed], float]:
+async def closed_loop(
+    one: Caller, kind: Kind, *, num_requests: int, at_once: int, refused: list[str] | None = None
+) -> tuple[list[Timed], float]:
     """Plain requests, ``at_once`` always under way; the answers and the seconds from first to last.
 
-    Raises ServerRefused for the first that is refused.
+    Refusals go to ``refused``, and are waited out; without it, raises ServerRefused for the first.
     """
     answers: list[Timed] = []
     left = iter(range(num_requests))
 
     async def ask() -> None:
         for _ in left:
-            answers.append(await one.plain(kind))
+            try:
+                answers.append(await one.plain(kind))
+            except ServerRefused as error:
+                if refused is None:
+                    raise
+                refused.append(str(error))
+                await asyncio.sleep(REFUSED_S)
 
     started = time.perf_counter()
     await asyncio.gather(*(ask() for _ in range(at_once)))
     return answers, time.perf_counter() - started
+
+
+async def open_loop(ask: Callable[[], Awaitable[float]], *, per_s: float, seconds: float) -> tuple[list[float], float]:
+    """Asks at fixed moments, whatever has been answered by then; the seconds that each took, and the rate reached.
+
+    ``ask`` answers with its own duration. A machine that cannot send as often says so by the rate.
+    """
+    started = time.perf_counter()
+    tasks = []
+    for number in range(round(per_s * seconds)):
+        wait_s = started + number / per_s - time.perf_counter()
+        if wait_s > 0:
+            await asyncio.sleep(wait_s)
+        tasks.append(asyncio.create_task(ask()))
+    sent_s = time.perf_counter() - started
+    took = await asyncio.gather(*tasks)
+    return list(took), len(tasks) / max(sent_s, 1 / per_s)

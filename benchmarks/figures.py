@@ -18,6 +18,11 @@ def quantile(values: Sequence[float], share: float) -> float | None:
     return ordered[max(0, -(-len(ordered) * round(share * 1_000) // 1_000) - 1)]
 
 
+def quantiles_ms(seconds: Sequence[float]) -> dict[str, float | None]:
+    found = {"p50": quantile(seconds, 0.5), "p99": quantile(seconds, 0.99)}
+    return {name: None if value is None else round(1_000 * value, 2) for name, value in found.items()}
+
+
 def machine() -> dict[str, object]:
     """What a figure must be read beside. ``calib_us``: a fixed Python loop, best of five; this CPU's speed of today."""
     return {

@@ -31,6 +31,7 @@ class Target:
     base_url: str
     model: str
     keys: Mapping[str, str]
+    data: Path | None = None  # its folder, where it is one of ours
 
     @property
     def port(self) -> int | None:
@@ -40,7 +41,7 @@ class Target:
 def of_demo_file(path: Path) -> Target:
     """The platform that wrote it. Raises OSError, ValueError."""
     demo = json.loads(path.read_text(encoding="utf-8"))
-    return Target(base_url=demo["base_url"], model=demo["model"], keys=demo["keys"])
+    return Target(base_url=demo["base_url"], model=demo["model"], keys=demo["keys"], data=path.parent)
 
 
 def is_loopback(url: str) -> bool:
@@ -56,7 +57,7 @@ def own_platform(arguments: Sequence[str]) -> Iterator[Target]:
     """``manage.py up`` on a free port and an empty data folder. Raises RuntimeError with its last words."""
     with tempfile.TemporaryDirectory(prefix="rubato-bench-") as folder:
         data = Path(folder) / "data"
-        command = [sys.executable, str(ROOT / "manage.py"), "up", f"--port={_free_port()}", f"--data={data}"]
+        command = [sys.executable, str(ROOT / "manage.py"), "up", f"--port={free_port()}", f"--data={data}"]
         environment = {name: value for name, value in os.environ.items() if name not in SERVICES}
         say(f"starting a platform: up {' '.join(arguments)}")
         process = subprocess.Popen(
@@ -85,7 +86,7 @@ def _wait_until_serving(process: subprocess.Popen[str]) -> None:
     threading.Thread(target=process.stdout.read, daemon=True).start()  # a full pipe would stop it
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port: int = probe.getsockname()[1]
         return port

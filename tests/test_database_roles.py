@@ -41,3 +41,11 @@ def test_the_tenant_role_cannot_read_accounts() -> None:
 def test_tests_never_point_at_the_services_of_a_running_up(db: None, tmp_path_factory: pytest.TempPathFactory) -> None:
     assert settings.REDIS_URL.startswith("redis://127.0.0.1:1/")
     assert "pool" in settings.DATABASES["default"]["OPTIONS"]
+
+
+def test_no_connection_outlives_its_request_outside_of_a_bounded_pool() -> None:  # P72
+    """Under ASGI a connection that is kept by age is kept by its thread, and never comes back."""
+    for alias, database in settings.DATABASES.items():
+        assert database["CONN_MAX_AGE"] == 0, alias
+    for alias in ("default", "tenant"):
+        assert 1 <= settings.DATABASES[alias]["OPTIONS"]["pool"]["max_size"] <= 16

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import gateway_rival
+from benchmarks.chats import open_loop
 from benchmarks.figures import quantile
 from benchmarks.serving import is_loopback
 
@@ -39,6 +42,29 @@ def test_the_prefix_benchmark_says_which_model_it_lacks(project_root: Path) -> N
     done = run(project_root, "-m", "benchmarks.prefix", "--model=/nowhere.gguf")
     assert done.returncode == 2
     assert "no model at /nowhere.gguf" in done.stderr
+
+
+def test_a_rival_that_is_not_installed_is_told_how_to_install_it(tmp_path: Path) -> None:
+    assert gateway_rival.program_of(tmp_path / "python") is None
+    (tmp_path / "litellm").touch()
+    assert gateway_rival.program_of(tmp_path / "python") == tmp_path / "litellm"
+
+
+async def test_an_open_loop_asks_at_its_rate_whatever_has_been_answered() -> None:
+    num_waiting = most = 0
+
+    async def ask() -> float:
+        nonlocal num_waiting, most
+        num_waiting += 1
+        most = max(most, num_waiting)
+        await asyncio.sleep(0.2)
+        num_waiting -= 1
+        return 0.2
+
+    took, rate = await open_loop(ask, per_s=100, seconds=0.3)
+    assert len(took) == 30
+    assert most > 10
+    assert rate <= 110
 
 
 def test_a_server_elsewhere_is_not_measured_by_mistake(project_root: Path) -> None:

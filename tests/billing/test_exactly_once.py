@@ -77,7 +77,7 @@ def deliver(batch: list[LedgerMessage], crashes: bool) -> None:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(plan=deliveries())
-def test_every_operation_is_booked_exactly_once_however_it_is_delivered(world: Any, plan: Any) -> None:
+def test_every_operation_is_booked_exactly_once_however_it_is_delivered(world: Any, plan: Any) -> None:  # P27
     operations, batches, crashes = plan
     with transaction.atomic():
         messages = messages_of(world, operations)
@@ -112,7 +112,7 @@ def test_only_charged_ends_are_ever_settles(world: Any, terminal: Terminal) -> N
     assert ("settle" in kinds) == (terminal in CHARGED_TERMINALS)
 
 
-def test_settlers_that_race_for_the_same_messages_book_each_once(transactional_db: None, world: Any) -> None:
+def test_settlers_that_race_for_the_same_messages_book_each_once(transactional_db: None, world: Any) -> None:  # P33
     messages = [message for number in range(40) for message in (world.reserve(number), world.usage(number))]
     with ThreadPoolExecutor(3) as pool:
         shuffled = [random.Random(seed).sample(messages, len(messages)) for seed in range(6)]

@@ -46,7 +46,7 @@ def test_a_batch_says_how_many_lines_it_wrote(world: Any) -> None:
 
 
 @pytest.mark.parametrize("together", [True, False])
-def test_a_redelivery_changes_nothing_and_is_no_alert(world: Any, together: bool) -> None:
+def test_a_redelivery_changes_nothing_and_is_no_alert(world: Any, together: bool) -> None:  # P32
     first, again = [world.reserve(1), world.usage(1)], [world.usage(1), world.reserve(1)]
     for batch in [first + again] if together else [first, again]:
         ledger.apply(batch)
@@ -126,7 +126,7 @@ def test_a_client_that_drops_its_stream_pays_prompt_and_generated_tokens(world: 
 @pytest.mark.parametrize("terminal", [Terminal.SHED, Terminal.FAILED_PLATFORM, Terminal.EXPIRED])
 def test_an_end_that_is_the_platforms_doing_is_recorded_with_its_tokens_and_costs_nothing(
     world: Any, terminal: Terminal
-) -> None:
+) -> None:  # P23, P24
     ledger.apply([world.reserve(1), world.usage(1, terminal=terminal)])
     assert entries(1, world)[-1] == ("release", 0)
     operation = UsageRequest.objects.get(id=world.operation_id(1))
@@ -164,7 +164,7 @@ def test_the_prices_of_the_reservation_win_over_those_the_worker_names(world: An
     assert entries(1, world)[-1] == ("settle", 27)
 
 
-def test_each_class_has_its_own_price(world: Any) -> None:
+def test_each_class_has_its_own_price(world: Any) -> None:  # P37
     for number, label in enumerate(("interactive", "default", "batch")):
         ledger.apply([world.reserve(number, priority_class=label), world.usage(number, priority_class=label)])
     assert [entries(number, world)[-1][1] for number in range(3)] == [54, 27, 14]
@@ -235,7 +235,7 @@ def test_an_operation_cannot_have_both_ends_even_by_hand(world: Any) -> None:
         line.save(force_insert=True)
 
 
-def test_a_repair_is_a_line_that_names_its_operation(world: Any) -> None:
+def test_a_repair_is_a_line_that_names_its_operation(world: Any) -> None:  # P05
     ledger.apply([world.reserve(1), world.usage(1)])
     services.adjust(actor="admin", operation_id=world.operation_id(1), amount_micros=-27, reason="outage")
     assert entries(1, world) == [("reserve", 615), ("settle", 27), ("adjust", -27)]

@@ -35,7 +35,7 @@ def token_counts(draw: st.DrawFn) -> TokenCounts:
     return TokenCounts(prompt=prompt, cached=draw(st.integers(0, prompt)), output=draw(st.integers(0, 10**6)))
 
 
-def test_a_million_of_each_kind_costs_exactly_its_price() -> None:
+def test_a_million_of_each_kind_costs_exactly_its_price() -> None:  # P10
     assert cost_micros(TokenCounts(prompt=1_000_000), PRICES) == 150_000
     assert cost_micros(TokenCounts(prompt=1_000_000, cached=1_000_000), PRICES) == 75_000
     assert cost_micros(TokenCounts(output=1_000_000), PRICES) == 600_000

@@ -25,7 +25,7 @@ from gateway.reconciliation import look
 from wire.messages import Released
 
 
-def test_after_a_drain_all_four_sides_agree(floor: Any, settle: Callable[[], None], gate: Gate) -> None:
+def test_after_a_drain_all_four_sides_agree(floor: Any, settle: Callable[[], None], gate: Gate) -> None:  # P31
     floor.busy_hour(random.Random(1), 60)
     settle()
     found = look(gate)

@@ -180,7 +180,7 @@ def _raise(error: Exception) -> Callable[..., None]:
 
 def test_an_outage_is_waited_out_with_growing_pauses_and_said_once(
     transactional_db: None, caplog: pytest.LogCaptureFixture
-) -> None:
+) -> None:  # P30
     caplog.set_level("INFO")
     failures = [BusError("Redis is gone") for _ in range(8)]
     stream, clock = Stream([reserved(), usage()], failures), Clock(num_turns=10)

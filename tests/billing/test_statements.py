@@ -55,7 +55,7 @@ def test_a_day_ends_at_midnight_of_the_tenants_zone(aurora: Tenant) -> None:
     assert days(aurora) == [(date(2026, 11, 29), 10), (date(2026, 11, 30), 10)]
 
 
-def test_a_day_of_the_clock_change_has_all_its_hours(aurora: Tenant) -> None:
+def test_a_day_of_the_clock_change_has_all_its_hours(aurora: Tenant) -> None:  # P42
     entry(aurora, 1, datetime(2026, 10, 24, 22, 30, tzinfo=UTC))  # 00:30 in Vienna, summer time
     entry(aurora, 2, datetime(2026, 10, 25, 22, 30, tzinfo=UTC))  # 23:30 in Vienna, winter time: 24 h later, same day
     statements.close_due_days(LATER)

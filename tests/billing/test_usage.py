@@ -74,7 +74,7 @@ def test_more_buckets_than_an_answer_holds_are_refused(world: Any) -> None:
         buckets(tenant_id=world.aurora, starts_at=DAY, ends_at=DAY + timedelta(hours=169), width=Width.HOUR)
 
 
-def test_ninety_days_are_one_query(world: Any, django_assert_num_queries: Any) -> None:
+def test_ninety_days_are_one_query(world: Any, django_assert_num_queries: Any) -> None:  # P76
     with django_assert_num_queries(1):
         buckets(tenant_id=world.aurora, starts_at=DAY, ends_at=DAY + timedelta(days=90), width=Width.DAY)
 

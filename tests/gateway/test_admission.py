@@ -198,6 +198,17 @@ async def test_a_bucket_never_holds_more_than_a_minute(gate: Gate) -> None:
     assert limits.requests.remaining == 1
 
 
+async def test_parallel_requests_of_three_gateways_take_no_more_tokens_than_a_minute_holds(gate: Gate) -> None:  # P06
+    gateways = [gate.admission, gate.another(), gate.another()]
+    wishes = [gate.wish(prompt=20, max_tokens=100, tokens_per_minute=300) for _ in range(5)]
+    outcomes = await asyncio.gather(*(gateways[n % 3].admit(wish) for n, wish in enumerate(wishes)))
+    refused = [outcome.refusal for outcome in outcomes if isinstance(outcome, Denied)]
+    assert len(refused) == 3
+    assert {refusal.row.error_type for refusal in refused} == {"tokens"}
+    missing_tokens = 120 - (300 - 2 * 120)
+    assert {refusal.headers()["retry-after"] for refusal in refused} == {str(missing_tokens * 60 // 300)}
+
+
 async def test_a_released_request_gives_back_its_tokens_and_its_request(gate: Gate) -> None:
     limits = {"tokens_per_minute": 100, "requests_per_minute": 1, "concurrency": 1}
     grant = granted(await gate.admit(30, 30, **limits))
@@ -244,7 +255,7 @@ async def test_a_concurrency_limit_set_while_requests_run_counts_those_too(gate:
 )
 async def test_what_its_limit_can_never_hold_is_refused_at_once_and_for_good(
     gate: Gate, limits: dict[str, int]
-) -> None:
+) -> None:  # P07
     refusal = denied(await gate.admit(10, 10, **limits)).refusal
     assert refusal.reason is Reason.NEVER_WITHIN_LIMIT
     assert refusal.headers() == {"x-should-retry": "false"}
@@ -273,7 +284,7 @@ async def test_a_lease_that_has_ended_is_not_renewed_back_to_life(gate: Gate) ->
     granted(await gate.admit(concurrency=1))
 
 
-async def test_parallel_requests_never_pass_the_concurrency_limit(gate: Gate) -> None:
+async def test_parallel_requests_never_pass_the_concurrency_limit(gate: Gate) -> None:  # P13
     doors = [gate.another() for _ in range(3)]
     outcomes = await asyncio.gather(*(doors[i % 3].admit(gate.wish(concurrency=5)) for i in range(60)))
     assert sum(isinstance(outcome, Grant) for outcome in outcomes) == 5
@@ -331,6 +342,7 @@ async def test_while_redis_is_down_nobody_is_let_in() -> None:
     [("day", "UTC", "2026-12-31"), ("day", "Pacific/Auckland", "2027-01-01"), ("month", "Pacific/Auckland", "2027-01")],
 )
 def test_a_money_window_is_a_calendar_window_in_the_tenants_zone(window: Any, zone: str, expected: str) -> None:
+    # P41, P42
     quota = TenantClassPolicy(tenant_id="t", priority_class=PriorityClass.DEFAULT, money_window=window)
     assert window_id(quota, ZoneInfo(zone), 1_798_714_800_000) == expected  # 2026-12-31 11:00 UTC
 

@@ -24,8 +24,8 @@ from wire.redis_bus import RedisWorkerBus
 from wire.redis_keys import Keys
 
 CAP, WORST_CASE, COST = 100, 60, 50
-NUM_PROCESSES = 2
-EACH = 5
+NUM_PROCESSES = 3
+EACH = 4
 REPETITIONS = 25
 ENGINE_S = 0.05
 
@@ -61,7 +61,7 @@ class Watcher:
 
 
 class Race:
-    """Two web processes, a worker that makes 50 tokens of every admitted response, and one Valkey."""
+    """Web processes, a worker that makes 50 tokens of every admitted response, and one Valkey."""
 
     def __init__(self, url: str, keys: Keys, processes: list[subprocess.Popen[str]]) -> None:
         self.url = url
@@ -129,7 +129,8 @@ def race(valkey_url: str, project_root: Path) -> Iterator[Race]:
             client.delete(key)
 
 
-def test_ten_requests_of_two_processes_at_a_barrier_let_in_exactly_one_and_never_pass_the_cap(race: Race) -> None:
+def test_twelve_requests_of_three_processes_at_a_barrier_let_in_exactly_one_and_never_pass_the_cap(race: Race) -> None:
+    # P03
     race.run("warm-up")
     for repetition in range(REPETITIONS):
         tenant_id = f"tenant-{repetition}"

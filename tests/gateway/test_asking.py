@@ -26,7 +26,7 @@ def quota(**limits: int) -> TenantClassPolicy:
     return TenantClassPolicy(tenant_id="aurora", priority_class=DEFAULT, **limits)  # type: ignore[arg-type]
 
 
-def test_response_ids_are_uuid_version_7_and_sort_by_their_moment() -> None:
+def test_response_ids_are_uuid_version_7_and_sort_by_their_moment() -> None:  # P28
     early, late = (new_response_id(now_ms, b"\xff" * 10) for now_ms in (1_800_000_000_000, 1_800_000_000_001))
     assert early < late
     parsed = uuid.UUID(early)

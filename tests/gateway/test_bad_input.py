@@ -182,7 +182,7 @@ async def test_four_stop_strings_of_the_greatest_length_are_taken(world: Any) ->
 
 
 @pytest.mark.parametrize("tier", ["gold", "x" * 10_000])
-async def test_an_unknown_tier_is_told_the_ones_there_are(world: Any, tier: str) -> None:
+async def test_an_unknown_tier_is_told_the_ones_there_are(world: Any, tier: str) -> None:  # P39
     response = await send(world, body(service_tier=tier))
     assert_refused(world, response, 400, "invalid_value", "service_tier")
     message = response.json()["error"]["message"]
@@ -273,7 +273,7 @@ async def test_a_tenant_without_any_class_sees_no_model(world: Any) -> None:
 
 
 @pytest.mark.parametrize("tier", ["priority", "fast"])
-async def test_a_class_the_tenant_may_not_use_is_403_and_no_use_to_repeat(world: Any, tier: str) -> None:
+async def test_a_class_the_tenant_may_not_use_is_403_and_no_use_to_repeat(world: Any, tier: str) -> None:  # P39
     authorization = f"Bearer {world.keys['bulk']}"
     response = await send(world, body(service_tier=tier), authorization=authorization)
     assert_refused(world, response, 403, "service_tier_not_granted", "service_tier")

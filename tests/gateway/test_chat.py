@@ -227,7 +227,7 @@ async def test_without_max_tokens_the_tenants_default_is_reserved_sent_and_echoe
     ("tier", "priority_class"),
     [("fast", PriorityClass.INTERACTIVE), ("flex", PriorityClass.BATCH), ("auto", PriorityClass.DEFAULT)],
 )
-async def test_a_service_tier_is_a_class(world: Any, tier: str, priority_class: PriorityClass) -> None:
+async def test_a_service_tier_is_a_class(world: Any, tier: str, priority_class: PriorityClass) -> None:  # P37
     await ask(world, service_tier=tier)
     assert world.worker.submits[0].priority_class is priority_class
 
@@ -286,7 +286,7 @@ async def test_the_tenants_own_limit_is_429_with_a_moment_to_come_back(world: An
 )
 async def test_a_reject_before_the_first_token_is_a_status_streamed_or_not_and_free(
     world: Any, reason: str, status: int, code: str, stream: bool
-) -> None:
+) -> None:  # P23
     world.worker.script.reject = (reason, 2_000_000)
     with pytest.raises(openai.APIStatusError) as caught:
         await ask(world, stream=stream)
@@ -296,7 +296,7 @@ async def test_a_reject_before_the_first_token_is_a_status_streamed_or_not_and_f
     assert world.money("aurora", "default") == {"open": 0, "settled": 0}
 
 
-async def test_a_closed_class_is_refused_at_the_door_and_the_batch_class_with_429(world: Any) -> None:
+async def test_a_closed_class_is_refused_at_the_door_and_the_batch_class_with_429(world: Any) -> None:  # P38
     world.worker.closed = {PriorityClass.BATCH: 7_000_000}
     await world.until(lambda: world.runtime.loads and world.runtime.loads[0].classes[2].closed)
     with pytest.raises(openai.RateLimitError) as caught:
@@ -307,7 +307,7 @@ async def test_a_closed_class_is_refused_at_the_door_and_the_batch_class_with_42
     await ask(world, "bulk")
 
 
-async def test_a_failure_in_the_middle_of_a_stream_is_an_error_event_and_no_done(world: Any) -> None:
+async def test_a_failure_in_the_middle_of_a_stream_is_an_error_event_and_no_done(world: Any) -> None:  # P24
     world.worker.script.reason = "failed"
     texts: list[str] = []
     with pytest.raises(openai.APIError, match="could not compute"):

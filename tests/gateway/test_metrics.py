@@ -490,7 +490,7 @@ async def full_load() -> Sequence[LoadSnapshot]:
     return [FULL]
 
 
-def test_counters_survive_nothing_and_say_so() -> None:
+def test_counters_survive_nothing_and_say_so() -> None:  # P34
     """P34: a dashboard that sees the start time move knows why a counter fell."""
     before = render([FULL], GatewayCounters(), now_s=1_000)
     after = render([a_load(epoch=5, epoch_age_us=1_000_000)], GatewayCounters(), now_s=1_010)

@@ -60,7 +60,7 @@ async def following(valkey: str, settings: object) -> AsyncIterator[Following]:
     await following.redis.aclose()
 
 
-async def test_a_published_policy_is_in_memory_within_a_second(following: Following) -> None:
+async def test_a_published_policy_is_in_memory_within_a_second(following: Following) -> None:  # P45
     await following.feed.start(no_policy)
     assert following.feed.view is None
     for version in (1, 2):

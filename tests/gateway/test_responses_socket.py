@@ -81,7 +81,7 @@ async def test_the_events_are_a_preamble_one_delta_per_token_and_a_tail_without_
     assert events[-1]["response"]["output"] == [events[9]["item"]]
 
 
-async def test_five_thousand_tokens_in_one_burst_arrive_in_order(world: Any) -> None:
+async def test_five_thousand_tokens_in_one_burst_arrive_in_order(world: Any) -> None:  # P83
     """P60. No channel layer is involved: nothing is dropped at any capacity."""
     digits = "".join(str(i % 10) for i in range(5_000)).encode()
     world.worker.script.answer = digits

@@ -104,7 +104,7 @@ async def platform(service_environment: dict[str, str], project_root: Path) -> A
         yield Platform(base_url, keys, client, gateway)
 
 
-async def test_the_whole_door_serves_refuses_follows_edits_and_leaves_cleanly(platform: Platform) -> None:
+async def test_the_whole_door_serves_refuses_follows_edits_and_leaves_cleanly(platform: Platform) -> None:  # P56
     """One start of all processes, one walk through what only they can show."""
     async with platform.client() as client:
         await _serves_both_doors(client)

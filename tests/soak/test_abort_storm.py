@@ -27,6 +27,7 @@ LONGEST_STAY_S = 6.0
 
 
 async def test_of_three_hundred_dropped_streams_no_lease_record_reservation_or_block_is_left(platform: Up) -> None:
+    # P15
     crowd = Crowd(platform, seed=2)
     chance = random.Random(3)
     gate = asyncio.Semaphore(NUM_AT_ONCE)
@@ -45,7 +46,7 @@ async def test_of_three_hundred_dropped_streams_no_lease_record_reservation_or_b
     await _nothing_is_left(platform)
 
 
-async def test_a_gateway_that_dies_with_long_answers_under_way_leaves_nothing_either(platform: Up) -> None:
+async def test_a_gateway_that_dies_with_long_answers_under_way_leaves_nothing_either(platform: Up) -> None:  # P19
     """The worker notices, cancels, and settles what it had made: nobody will ever ask for the rest."""
     crowd = Crowd(platform, seed=4)
     body = crowd.body(words=10, max_tokens=1_500, stream=True, service_tier="default")

@@ -25,7 +25,7 @@ def test_a_key_has_the_documented_shape() -> None:
     assert (head, env, len(public_id), len(rest)) == ("sk", "live", 12, 43 + 6)
 
 
-def test_only_the_secret_part_is_digested_with_plain_sha256() -> None:
+def test_only_the_secret_part_is_digested_with_plain_sha256() -> None:  # P46
     key = api_keys.make("live")
     secret = key.text.split("_")[3][:43]
     assert key.secret_sha256 == hashlib.sha256(secret.encode()).hexdigest()

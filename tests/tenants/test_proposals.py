@@ -53,7 +53,7 @@ def save_weight(account: Any, weight: int, expected_version: int | None = None, 
     return services.save_quotas(actor="bob", policies=[policy], expected_version=expected_version)
 
 
-def test_an_edit_waits_for_its_moment_and_is_applied_once(aurora: Any) -> None:
+def test_an_edit_waits_for_its_moment_and_is_applied_once(aurora: Any) -> None:  # P75
     proposal = propose(floor_percent=7)
     before = now_in_force().version
     assert proposals.apply_due(timezone.now()) == []

@@ -163,7 +163,7 @@ def test_a_quota_that_makes_no_sense_is_refused_in_clear_words(aurora: Any, chan
     assert selectors.current_policy() == before
 
 
-def test_no_limit_and_nothing_allowed_are_two_things(aurora: Any) -> None:
+def test_no_limit_and_nothing_allowed_are_two_things(aurora: Any) -> None:  # P05
     services.save_quota(actor="alice", policy=cell(aurora, requests_per_minute=None, concurrency=0))
     row = QuotaPolicy.objects.get(tenant=aurora.tenant, priority_class="default")
     assert (row.requests_per_minute, row.concurrency) == (None, 0)
