@@ -15,8 +15,9 @@ _ACTIVE_WINDOW_US = 60_000_000
 _UNLIMITED_NS = 1 << 62
 _FIRST_TOKEN_STRETCH_PERCENT = 5  # what lower classes may add to a step that brings a first token: not worth a hold
 _GAP_PERCENT = 99  # of the promised gap is planned for: a prediction may err a little
-_CHEAP_PERCENT = 8  # throughput of lower classes that steps shorter than the policy's cap may cost
+_CHEAP_PERCENT = 4  # throughput of lower classes that steps shorter than the policy's cap may cost
 _DEAR_PERCENT = 20  # and that a cap may cost at all: beyond, steps are longer than it (a device slower than its policy)
+_SHARED_PERCENT = 10  # and that tenants who share a class with others give up so that its steps are short
 _FLOOR_SHARE_DIVISOR = 4  # a class in debt gets up to a quarter of the step
 
 
@@ -62,6 +63,7 @@ class StepBudget:
         self._limits_ns = [min(gap_ns, cap_ns) for gap_ns, cap_ns in zip(gaps_ns, caps_ns, strict=True)]
         self._caps_ns = caps_ns
         self._gap_ns = min(gaps_ns)
+        self._shared_ns = [self._shared_limit_ns(rank) for rank in PriorityClass]
         self._first_token_limit_ns = _UNLIMITED_NS
         self._has_prefill = [False for _ in PriorityClass]
         self._debts = [state.floors.in_debt(rank) for rank in PriorityClass]
@@ -90,8 +92,18 @@ class StepBudget:
         work_ns = self._work_alone_ns(lower)
         return max(self._length_ns(work_ns, _DEAR_PERCENT), min(cap_ns, self._length_ns(work_ns, _CHEAP_PERCENT)))
 
+    def _shared_limit_ns(self, rank: int) -> int:
+        """How long prompts of a class that several tenants use may make a step, where it promises a first token: one
+        of them that comes seldom waits for the end of a step of those who come all the time. A tenth of the target, or
+        more where that is dear.
+        """
+        state, target_ms = self._state, self._state.classes[rank].ttft_target_ms
+        if target_ms is None or not state.mixes[rank].is_mixed(state.now_us):
+            return _UNLIMITED_NS
+        return max(target_ms * 100_000, self._length_ns(self._work_alone_ns([rank]), _SHARED_PERCENT))
+
     def _work_alone_ns(self, lower: Sequence[int]) -> int:
-        """Work of the step that the lower classes would make without anybody above."""
+        """Work of the step that these classes would make without anybody else."""
         state, running = self._state, self._state.running
         num_rows = sum(len(running.decoding[rank]) for rank in lower)
         num_prefill = max(0, state.classes[lower[-1]].token_budget_max - num_rows)
@@ -153,7 +165,8 @@ class StepBudget:
         class twice over: it is what the others of the class would wait for anyway, and each cut costs a step's fixed
         part.
         """
-        return min([self._gap_ns, self._first_token_limit_ns, 2 * self._caps_ns[rank], *self._caps_ns[:rank]])
+        own_ns = min(2 * self._caps_ns[rank], self._shared_ns[rank])
+        return min([self._gap_ns, self._first_token_limit_ns, own_ns, *self._caps_ns[:rank]])
 
     def _is_small_rest(self, rest: int, least: int, start: int, most: int) -> bool:
         """Not worth a step of its own, and no gap between tokens grows over its promise by taking it along."""

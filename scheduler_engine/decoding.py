@@ -97,7 +97,7 @@ class DecodePlanner:
         running, device, step = self._state.running, self._state.device, self._draft.step
         for live in needy[:num_served]:
             running.grow(live, device.take_one())
-            live.grown_step = step
+            live.granted_step = step
             self._state.journal.served(live)
         for live in needy[num_served:]:
             self._sit_out(live)

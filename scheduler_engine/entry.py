@@ -35,9 +35,9 @@ class TenantMix:
         return self._changed_us is not None and now_us - self._changed_us <= _MIXED_US
 
 
-def has_its_share(state: EngineState, live: LiveRequest) -> bool:
-    """True when its tenant has its equal share of the slots of a class that others use too."""
-    return _is_shared(state, live) and _times_tenants(state, live) >= state.slot_cap(live.rank)
+def is_loud(state: EngineState, live: LiveRequest) -> bool:
+    """True when its tenant has more than its equal share of those who run in a class that others use too."""
+    return _is_shared(state, live) and _times_tenants(state, live) > state.running.num_in_slots(live.rank)
 
 
 def is_kept_out(state: EngineState, live: LiveRequest, peak_blocks: int) -> bool:
@@ -50,10 +50,15 @@ def is_kept_out(state: EngineState, live: LiveRequest, peak_blocks: int) -> bool
         return False
     slot_cap = state.slot_cap(rank)
     used = sum(state.running.num_in_slots(higher) for higher in range(rank + 1))
-    if used + 1 > slot_cap - slot_cap // _DIVISOR and _times_tenants(state, live) >= slot_cap:
+    if used + 1 > slot_cap - _kept(slot_cap) and _times_tenants(state, live) >= slot_cap:
         return True
     is_full = peak_blocks > state.memory_cap(live) - state.config.num_blocks // _DIVISOR
     return is_full and _times_tenants(state, live) >= max(1, state.running.num_in_slots(rank))
+
+
+def _kept(slot_cap: int) -> int:
+    """Slots that are for others; one at least where there is more than one."""
+    return max(min(1, slot_cap - 1), slot_cap // _DIVISOR)
 
 
 def _is_shared(state: EngineState, live: LiveRequest) -> bool:

@@ -57,7 +57,7 @@ class LiveRequest:
         "finish_total",
         "first_start_us",
         "first_token_us",
-        "grown_step",
+        "granted_step",
         "hard_deadline_us",
         "host_blocks",
         "is_promised",
@@ -132,7 +132,7 @@ class LiveRequest:
         self.computed_at_start = 0  # or before that, where it has to compute once more what it lost
         self.started_step = -1
         self.suspended_step = -1
-        self.grown_step = -1
+        self.granted_step = -1
         self.debtor: Account | None = None  # who pays for bringing it back: the tenant that pushed it out
         self.first_start_us: int | None = None
         self.first_token_us: int | None = None

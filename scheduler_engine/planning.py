@@ -13,8 +13,9 @@ from scheduler_engine.budget import StepBudget
 from scheduler_engine.deadlines import is_late, must_be_relegated, relegate
 from scheduler_engine.decoding import DecodePlanner
 from scheduler_engine.draft import Chunk, Draft
-from scheduler_engine.entry import has_its_share
+from scheduler_engine.entry import is_loud
 from scheduler_engine.events import RejectReason
+from scheduler_engine.fairness import Account
 from scheduler_engine.live import LiveRequest, State
 from scheduler_engine.policy import PriorityClass
 from scheduler_engine.record import Cause
@@ -54,7 +55,7 @@ class StepPlanner:
         self._draft = draft
         self._budget = budget
         self._room = Room(state, draft, budget)
-        self._serves_quiet = False  # the class's step brings a tenant below its share nearer to its first token
+        self._quiet: Account | None = None  # a tenant below its share that this step brings nearer to a first token
         self._decodes = DecodePlanner(state, draft, budget, self._room)
 
     def plan(self) -> None:
@@ -62,11 +63,26 @@ class StepPlanner:
             self._decodes.plan(rank)
             self._plan_prefills(rank)
             self._guard_first_token(rank)
+        self._wake_a_held_one()
+
+    def _wake_a_held_one(self) -> None:
+        """Where nobody runs, the memory that a head waits for comes free only by the end of those who hold it: one of
+        them goes on, whatever its tenant has had.
+        """
+        state, room = self._state, self._room
+        if self._budget.num_tokens or state.running.num_slots_used or state.fences:
+            return
+        held = [live for rank in PriorityClass for live in state.running.held[rank].values()]
+        fitting = [live for live in held if room.blocks_needed(live) <= state.device.num_free]
+        if fitting:
+            live = min(fitting, key=lambda live: (live.rank, live.order_key))
+            is_decode = live.rest == 1 and live.computed > 0
+            self._start(live, 1 if is_decode else self._chunk(live), is_decode=is_decode)
 
     def _plan_prefills(self, rank: int) -> None:
         """Prefills in flight and new heads of one class, the tenant served least first."""
         state, draft = self._state, self._draft
-        heads, self._serves_quiet = _HeadPass(), False
+        heads, self._quiet = _HeadPass(), None
         in_flight = sorted(state.running.prefilling[rank].values(), key=_prefill_key)
         for live in in_flight:
             if live.hard_deadline_us is None:
@@ -95,17 +111,20 @@ class StepPlanner:
             journal.starved(live, Cause.STEP_BUDGET)
 
     def _chunk(self, live: LiveRequest) -> int:
-        """Prefill tokens that this step has for it. Where the first token of a tenant below its share is on its way,
-        those who have theirs do not make the step longer.
+        """Prefill tokens that this step has for it. Where the first token of a quiet tenant is on its way, one that
+        runs more and has been given no less does not make the step longer.
         """
-        if self._serves_quiet and has_its_share(self._state, live):
+        quiet = self._quiet
+        if quiet is not None and is_loud(self._state, live) and live.account.service >= quiet.service:
             return 0
         return self._budget.chunk(live.rank, start=live.computed, rest=live.rest)
 
     def _grant_prefill(self, live: LiveRequest, count: int) -> None:
         self._budget.grant_prefill(live.rank, start=live.computed, count=count)
         self._draft.chunks.append(Chunk(live, count))
-        self._serves_quiet = self._serves_quiet or not has_its_share(self._state, live)
+        live.granted_step = self._draft.step
+        if self._quiet is None and not is_loud(self._state, live):
+            self._quiet = live.account
 
     def _admit_heads(self, rank: int, heads: _HeadPass, *, below_service: int | None) -> None:
         """Let in heads of tenants served less than ``below_service``, fairest first.
@@ -175,17 +194,21 @@ class StepPlanner:
             return _Verdict.SHED
         if not self._room.make(live, blocked):
             return _Verdict.BLOCKED
-        num_blocks = self._room.blocks_needed(live)
+        self._start(live, count, is_decode=is_decode)
+        return _Verdict.ADMITTED
+
+    def _start(self, live: LiveRequest, count: int, *, is_decode: bool) -> None:
+        """Into a slot, with its first ``count`` tokens in this step."""
+        state, draft = self._state, self._draft
         num_copied = len(live.host_blocks)
         admission.note_start(state, live, draft.now_us)
-        state.start(live, draft, num_blocks=num_blocks)
+        state.start(live, draft, num_blocks=self._room.blocks_needed(live))
         if num_copied:
             self._budget.grant_copies(state.cost.copy_ns(num_copied))
         if is_decode:
             self._budget.grant_decodes(1, live.total)
         else:
             self._grant_prefill(live, count)
-        return _Verdict.ADMITTED
 
     def _why_none(self, live: LiveRequest) -> Cause | None:
         """Why nobody of the class may start in this step, whatever is free; never in a step that would be empty."""

@@ -90,7 +90,7 @@ class PolicySnapshot:
 
 def gpu_classes() -> tuple[ClassPolicy, ClassPolicy, ClassPolicy]:
     """Defaults for a GPU: 300 ms to the first interactive token, 50 ms between tokens."""
-    return _classes((300, 2_000), (50, 200), (10_000, 60_000), 1_000, 16, (2_048, 1_024, 64), 15)
+    return _classes((300, 2_000), (50, 200), (10_000, 60_000), 1_000, 16, (2_048, 1_024, 64), 30)
 
 
 def cpu_classes() -> tuple[ClassPolicy, ClassPolicy, ClassPolicy]:
@@ -99,7 +99,7 @@ def cpu_classes() -> tuple[ClassPolicy, ClassPolicy, ClassPolicy]:
     A step is capped near the length of a chat's own prefill: who arrives in the middle of one waits at most as long
     again.
     """
-    return _classes((3_000, 10_000), (1_000, 2_000), (60_000, 300_000), 10_000, 8, (256, 128, 16), 8)
+    return _classes((3_000, 10_000), (1_000, 2_000), (60_000, 300_000), 10_000, 8, (256, 128, 16), 7)
 
 
 def _classes(

@@ -205,8 +205,8 @@ def may_preempt(state: EngineState, head: LiveRequest, live: LiveRequest) -> boo
 
 def overserved_tenants(state: EngineState, head: LiveRequest) -> list[LiveRequest]:
     """Candidates of the head's own class: tenants that had more than the fairness gap B beyond the head's, past their
-    quantum and further than they were before: each turn is progress, however small the gap. Not those for whose block
-    somebody may have given way in this step. O(1) while nobody can have had so much.
+    quantum and further than they were before: each turn is progress, however small the gap. Not those who were given
+    a block or a part of this step already. O(1) while nobody can have had so much.
     """
     rank = head.rank
     limit = head.account.service + state.service_gap(rank)
@@ -220,7 +220,7 @@ def overserved_tenants(state: EngineState, head: LiveRequest) -> list[LiveReques
         service = services.get(account)
         if service is None:
             service = services[account] = account.service
-        if service <= limit or live.grown_step == state.step:
+        if service <= limit or live.granted_step == state.step:
             continue
         if live.computed > live.computed_at_start and state.step - live.started_step >= quantum:
             found.append(live)

@@ -8,7 +8,7 @@ _SAME_FOR_ALL = {
     "cap_slots_percent": 100,
     "fairness_gap_ms": 1_000,
     "quantum_steps": 16,
-    "step_cap_percent": 15,
+    "step_cap_percent": 30,
     "token_budget_max": 2_048,
     "chunk_max": 1_024,
     "chunk_min": 64,

@@ -75,7 +75,7 @@ def test_s81_absent_limits_on_outputs_do_not_serialise_those_who_say_little() ->
     world.run_step()
     assert world.story(impossible).rejected.reason is RejectReason.NEVER_FITS
     for _ in range(6):  # the engine sees how long they really are
-        short = world.submit(DEFAULT, 50, 20)
+        short = world.submit(DEFAULT, 50, 20, tenant="Aurora")
         world.run_until(lambda short=short: world.story(short).has_ended)
     asked = world.many(8, DEFAULT, 50, 900, tenant="Aurora")
     world.run(6)
@@ -138,3 +138,16 @@ def test_s102_many_small_prefills_ride_along_and_neither_side_pays() -> None:
     ttft_us, gap_us = chats_beside(32)
     assert gap_us <= TAU_US
     assert ttft_us <= 1.5 * alone_us, "1.2 where a step does not grow by the 32 rows themselves"
+
+
+def test_who_keeps_memory_goes_on_when_nobody_else_runs_though_the_head_of_the_line_waits_for_it() -> None:
+    world = World(29, 1, 512, policy=policy(fairness_gap_ms=10, quantum_steps=3), num_host_blocks=0)
+    keeps = world.submit(BATCH, 230, 60, tenant="Bulk", reproducible=True)  # can be held, and in no other way give way
+    world.run(1)
+    waits = world.submit(BATCH, 300, 20, tenant="Nova")  # will have had less than Bulk, and wants what it keeps
+    world.run(20)
+    chat = world.submit(INTERACTIVE, 64, 4, tenant="Aurora")
+    world.run_until(lambda: world.story(chat).has_ended, limit=20)
+    assert world.board()[keeps] == "held"
+    world.run_until(lambda: world.story(keeps).has_ended, limit=100)
+    world.run_until(lambda: world.story(waits).has_ended, limit=100)

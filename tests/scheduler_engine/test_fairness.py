@@ -142,3 +142,45 @@ def test_what_a_tenant_had_while_it_was_alone_is_not_held_against_it_when_a_floo
     world.run_until(lambda: world.story(quiet).has_ended)
     assert world.now_us - arrived_us < 3_000_000
     world.finish()
+
+
+def test_the_step_of_a_quiet_tenants_first_token_carries_no_prompt_of_one_that_runs_more() -> None:
+    world = World(4_000, 64, None, policy=policy(), check=False)
+    world.many(12, INTERACTIVE, 200, 200, tenant="Nova")
+    world.run(8)
+    world.many(6, INTERACTIVE, 1_000, 20, tenant="Nova")
+    world.run(1)  # its prompts are under way
+    quiet = world.submit(INTERACTIVE, 300, 4, tenant="Aurora")
+    world.run_step()
+    assert [chunk.request_id for chunk in world.plans[-1].chunks] == [quiet]
+    world.run_step()
+    assert world.plans[-1].chunks, "and the next step is theirs again"
+
+
+def test_tenants_who_share_a_class_make_shorter_steps_of_their_prompts_than_one_alone() -> None:
+    def longest_us(other: str) -> int:
+        world = World(8_000, 128, None, policy=policy(), check=False)
+        world.submit(INTERACTIVE, 64, 2, tenant=other)
+        world.finish()
+        began = world.step
+        world.many(60, INTERACTIVE, 800, 40, tenant="Nova")
+        world.run(30)
+        return max(world.duration_us(plan) for plan in world.plans[began + 5 :])
+
+    alone_us, shared_us = longest_us("Nova"), longest_us("Aurora")
+    assert 48_000 <= alone_us <= 50_000
+    assert 36_000 <= shared_us <= 44_000
+
+
+def test_a_prompt_that_was_given_a_part_of_the_step_is_not_pushed_out_in_it() -> None:
+    world = World(30, 4, 16, policy=policy(fairness_gap_ms=1, quantum_steps=1, chunk_min=8, cap_memory_percent=100))
+    world.submit(INTERACTIVE, 200, 10, tenant="Nova", hard_deadline_us=60_000_000)
+    world.run(3)
+    world.submit(INTERACTIVE, 300, 10, tenant="Aurora")
+    world.submit(INTERACTIVE, 20, 1, tenant="Aurora")
+    for _ in range(200):
+        if not world.engine.has_work:
+            break
+        world.run_step()
+        rows = {row.request_id for row in world.plans[-1].rows}
+        assert not rows & {each.request_id for each in world.events[-1].preempted}

@@ -72,7 +72,7 @@ def test_a_first_token_step_carries_little_of_the_lower_classes() -> None:
     alone_us = 40_000 + 96 * 2_700 + 192
     assert world.story(chat).ttft_us <= alone_us * 11 // 10
     world.run_step()
-    assert len(world.plans[-1].rows) > 20, "they go on in the next step"
+    assert len(world.plans[-1].rows) >= 20, "they go on in the next step"
 
 
 def test_holding_for_first_tokens_is_bounded_to_a_share_of_the_time() -> None:
@@ -94,7 +94,7 @@ def test_while_a_chat_was_active_in_the_last_minute_steps_stay_short_and_then_gr
     world.run(6)
     world.many(100, BATCH, 3_000, 4)
     world.run(20)
-    assert max(world.duration_us(plan) for plan in world.plans[7:]) <= 48_000  # 45 ms, and a rest of a prompt
+    assert max(world.duration_us(plan) for plan in world.plans[7:]) <= 70_000  # batch loses 4 % by it
     world.now_us += 61_000_000
     world.run(2)
     assert world.duration_us(world.plans[-1]) > 80_000
@@ -139,8 +139,8 @@ def test_while_chats_come_steps_are_as_short_as_batch_can_well_bear() -> None:
     began_us, began = world.now_us, world.step
     world.many(64, BATCH, 256, 64)
     world.finish()
-    assert max(world.duration_us(plan) for plan in world.plans[began:]) <= 260_000
-    assert world.duration_us(world.plans[began]) < 0.7 * alone.duration_us(alone.plans[0])
+    assert max(world.duration_us(plan) for plan in world.plans[began:]) <= 235_000
+    assert world.duration_us(world.plans[began]) < 0.6 * alone.duration_us(alone.plans[0])
     assert alone.now_us >= 0.86 * (world.now_us - began_us)
 
 
