@@ -5,7 +5,7 @@ from django.urls import path, re_path
 from django.views.generic import RedirectView
 
 from gateway.console import live_views, views
-from gateway.console.pages import batches, entrance, keys, money, people, playground, start
+from gateway.console.pages import batches, entrance, keys, live, money, people, playground, start
 
 urlpatterns = [
     path("", views.front, name="front"),
@@ -17,6 +17,8 @@ urlpatterns = [
     path("console/<slug:slug>/", start.start, name="console"),
     path("console/<slug:slug>/playground", playground.playground, name="console-playground"),
     path("console/<slug:slug>/ticket", playground.ticket, name="console-ticket"),
+    path("console/<slug:slug>/live", live.live, name="console-live"),
+    path("console/<slug:slug>/live/<uuid:response_id>/cancel", live.cancel, name="console-live-cancel"),
     path("console/<slug:slug>/batches", batches.batches, name="console-batches"),
     path("console/<slug:slug>/batches/<uuid:batch_id>", batches.batch, name="console-batch"),
     path("console/<slug:slug>/batches/<uuid:batch_id>/cancel", batches.cancel, name="console-batch-cancel"),
