@@ -20,6 +20,7 @@ from granian.server.embed import Server
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 from pytest_django import DjangoDbBlocker
 
+from gateway.celery import app as celery_app
 from gateway.console.consumers import LiveConsumer
 from gateway.console.feed import LiveFeed
 from gateway.console.routing import websocket_urlpatterns
@@ -107,10 +108,17 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def product(django_db_setup: None, django_db_blocker: DjangoDbBlocker, valkey_url: str) -> Iterator[Product]:
+def product(
+    django_db_setup: None,
+    django_db_blocker: DjangoDbBlocker,
+    valkey_url: str,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Product]:
     """The whole gateway, for pages that ask it for something; in place of ``site``, which serves pages alone."""
     with django_db_blocker.unblock(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(settings, "REDIS_URL", valkey_url)
+        patch.setattr(settings, "RUBATO_FILES_DIR", str(tmp_path_factory.mktemp("files")))
+        patch.setattr(celery_app.conf, "broker_url", valkey_url)
         patch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "true")  # as for ``browser``
         with running(valkey_url) as product:
             yield product
