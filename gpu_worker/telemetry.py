@@ -193,6 +193,9 @@ class Telemetry:
             epoch_age_us=now_us - self._began_at_us,
             scheduling_us_total=self.scheduling_us,
             num_empty_steps=self.num_empty_steps,
+            num_checkpoint_blocks=load.num_checkpoint_blocks,
+            checkpoint_lag_blocks=load.checkpoint_lag_blocks,
+            num_blocks_saved_ahead_total=load.num_blocks_saved_ahead,
             policy=_news(load.policy),
             tenants=self.fairness.tenants,
         )

@@ -30,6 +30,7 @@ def check_books(state: EngineState, draft: Draft | None) -> None:
     if draft is not None and draft.host_blocks_after:
         host_owners[RequestId("(this step's swap-ins)")] = draft.host_blocks_after
     state.host.check_books(host_owners)
+    state.checkpoints.check_books(lives, state.config.block_size)
     state.running.check_books()
     state.peak.check_books(state.running)
     state.accountant.check_books()

@@ -182,8 +182,9 @@ class Journal:
         """As ``preemption.cheapest_lever`` sees them: ask before anything is given up."""
         state = self._state
         num_blocks = state.config.num_blocks_for(live.computed)
-        can_swap = num_blocks <= state.host.num_free
-        swap_us = 2 * to_us(state.cost.copy_ns(num_blocks))
+        can_swap = num_blocks <= state.host_room
+        num_dirty = num_blocks - len(live.host_blocks)
+        swap_us = to_us(state.cost.copy_ns(num_dirty)) + to_us(state.cost.copy_ns(num_blocks))
         recompute_us = to_us(state.cost.prefill_ns(0, live.computed))
         return LeverCosts(
             hold_us=0 if lever is Lever.HOLD else NOT_OPEN,

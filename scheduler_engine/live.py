@@ -182,6 +182,11 @@ class LiveRequest:
         """Tokens known and not yet computed; 1 for a decode."""
         return self.total - self.computed
 
+    @property
+    def num_to_copy_in(self) -> int:
+        """Blocks that a start has to bring back. On the device, what is on the host too is a copy."""
+        return len(self.host_blocks) if self.state is State.ON_HOST else 0
+
     def tokens_between(self, start: int, end: int) -> Sequence[int]:
         """Token ids at positions ``[start, end)`` of prompt and output together."""
         if start >= self.prompt_len:

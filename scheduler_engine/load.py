@@ -105,3 +105,6 @@ class EngineLoad:
     classes: tuple[ClassLoad, ...]
     board: tuple[BoardRow, ...]
     policy: PolicyLoad = PolicyLoad()
+    num_checkpoint_blocks: int = 0  # host blocks that hold a copy of what is on the device too
+    checkpoint_lag_blocks: int = 0  # full blocks of the likeliest victims without such a copy
+    num_blocks_saved_ahead: int = 0  # since the start

@@ -38,6 +38,9 @@ def measure(state: EngineState, now_us: int) -> EngineLoad:
         classes=tuple(_class_load(state, rank) for rank in PriorityClass),
         board=board,
         policy=_policy_load(state),
+        num_checkpoint_blocks=state.checkpoints.num_blocks,
+        checkpoint_lag_blocks=state.checkpoints.lag(state.lives, state.config.block_size),
+        num_blocks_saved_ahead=state.checkpoints.num_ever,
     )
 
 

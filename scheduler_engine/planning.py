@@ -200,7 +200,7 @@ class StepPlanner:
     def _start(self, live: LiveRequest, count: int, *, is_decode: bool) -> None:
         """Into a slot, with its first ``count`` tokens in this step."""
         state, draft = self._state, self._draft
-        num_copied = len(live.host_blocks)
+        num_copied = live.num_to_copy_in
         admission.note_start(state, live, draft.now_us)
         state.start(live, draft, num_blocks=self._room.blocks_needed(live))
         if num_copied:
@@ -223,7 +223,7 @@ class StepPlanner:
 
     def _decode_fits(self, live: LiveRequest) -> bool:
         cost = self._state.cost
-        needed_ns = cost.decode_ns(1, live.total) + cost.copy_ns(len(live.host_blocks))
+        needed_ns = cost.decode_ns(1, live.total) + cost.copy_ns(live.num_to_copy_in)
         is_first = not self._budget.num_tokens
         return is_first or needed_ns <= self._budget.decode_room_ns(live.rank)
 

@@ -5,6 +5,7 @@ Knows victims and costs; refuses to push anybody out itself.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -65,7 +66,7 @@ def choose_victims(
 
 def _greedy(state: EngineState, need: Need, offers: list[Victim], market: _Market) -> list[Victim] | None:
     slots, blocks = need
-    host_free = state.host.num_free
+    host_free = state.host_room
     giving = Giving(state.device)
     chosen: list[Victim] = []
     for offer in offers:
@@ -111,8 +112,8 @@ class _Market:
         self._state = state
         self._need = need
         self._reproducible_may_drop = reproducible_may_drop
-        self._host_free = state.host.num_free if host_free is None else host_free
-        self._levers: dict[tuple[int, bool], tuple[Lever, int] | None] = {}
+        self._host_free = state.host_room if host_free is None else host_free
+        self._levers: dict[tuple[int, int, bool], tuple[Lever, int] | None] = {}
         self._services: dict[Account, int] = {}
 
     def with_host(self, host_free: int) -> _Market:
@@ -145,7 +146,7 @@ class _Market:
         return Victim(live, how, cost_us, slots, blocks, host_blocks, key)
 
     def _lever(self, live: LiveRequest, computed: int) -> tuple[Lever, int] | None:
-        kind = (computed, live.request.reproducible)
+        kind = (computed, len(live.host_blocks), live.request.reproducible)
         if kind not in self._levers:
             self._levers[kind] = cheapest_lever(
                 self._state, live, self._need, self._host_free, self._reproducible_may_drop
@@ -164,7 +165,8 @@ def cheapest_lever(
 ) -> tuple[Lever, int] | None:
     """The lever and its cost in device time, or None when none is open.
 
-    hold: nothing is lost, but only the slot comes free. swap: out and in again at copy speed, if the host has room.
+    hold: nothing is lost, but only the slot comes free. swap: out, less what is saved already, and in again at copy
+    speed, if the host has room.
     recompute: the computed tokens once more; never for a request that must come out bit-equal. Ties go to the swap.
     """
     if not need.blocks:
@@ -173,7 +175,8 @@ def cheapest_lever(
         return Lever.RECOMPUTE, 0
     cost = state.cost
     num_copied = state.config.num_blocks_for(live.computed)
-    swap_us = 2 * to_us(cost.copy_ns(num_copied)) if num_copied <= host_free else None
+    num_dirty = num_copied - len(live.host_blocks)
+    swap_us = to_us(cost.copy_ns(num_dirty)) + to_us(cost.copy_ns(num_copied)) if num_copied <= host_free else None
     may_drop = reproducible_may_drop or not live.request.reproducible
     recompute_us = to_us(cost.prefill_ns(0, live.computed)) if may_drop else None
     if swap_us is None:
@@ -188,6 +191,14 @@ def lower_classes(state: EngineState, rank: int) -> Iterator[LiveRequest]:
     for lower in range(rank + 1, len(state.classes)):
         if not state.floors.in_debt(lower):
             yield from (live for live in state.running.on_device(lower) if live.started_step != state.step)
+
+
+def likely_victims(state: EngineState, rank: int, count: int) -> list[LiveRequest]:
+    """The first ``count`` whom a head of class ``rank`` that is short of blocks would swap out. O(candidates)."""
+    market = _Market(state, Need(0, state.config.block_size), reproducible_may_drop=False)
+    offers = [market.offer(live) for live in lower_classes(state, rank)]
+    swaps = [offer for offer in offers if offer is not None and offer.lever is Lever.SWAP]
+    return [offer.live for offer in heapq.nsmallest(count, swaps, key=lambda victim: victim.key)]
 
 
 def is_pinned(state: EngineState, live: LiveRequest) -> bool:

@@ -245,7 +245,8 @@ class Room:
 
     def push_out(self, victims: list[Victim], resource: Resource, by: LiveRequest | None) -> None:
         for victim in victims:
+            num_dirty = victim.host_blocks - len(victim.live.host_blocks)
             self._draft.idle.pop(victim.live.request_id, None)
             self._state.suspend(victim.live, victim.lever, resource, by, self._draft)
-            if victim.host_blocks:
-                self._budget.grant_copies(self._state.cost.copy_ns(victim.host_blocks))
+            if num_dirty > 0:
+                self._budget.grant_copies(self._state.cost.copy_ns(num_dirty))

@@ -24,6 +24,7 @@ from scheduler_engine.planning import StepPlanner
 from scheduler_engine.policy import PolicySnapshot, PriorityClass
 from scheduler_engine.request import Request, RequestId
 from scheduler_engine.rows import decodes_of, row_of
+from scheduler_engine.save_ahead import save_ahead
 from scheduler_engine.settling import Settlement, check_result
 from scheduler_engine.state import EngineState
 
@@ -87,6 +88,7 @@ class Scheduler:
         draft = Draft(step=state.step, now_us=now_us)
         StepPlanner(state, draft, budget).plan()
         self._intake.expire(now_us)
+        save_ahead(state, draft)
         decodes = decodes_of(state, draft)
         if draft.first_token_hold:
             self._hold_allowance.spend(base_us)

@@ -9,6 +9,7 @@ import heapq
 
 from scheduler_engine.blocks import BlockPool
 from scheduler_engine.calibration import WaitCalibration
+from scheduler_engine.checkpoints import Checkpoints
 from scheduler_engine.config import EngineConfig
 from scheduler_engine.cost import CostConstants, FittedCost
 from scheduler_engine.draft import CopyCharge, Draft, Outbox
@@ -44,6 +45,7 @@ class EngineState:
         self.cost = FittedCost(cost, config.bytes_per_block)
         self.device = PrefixPool("device", config.num_blocks)
         self.host = BlockPool("host", config.num_host_blocks)
+        self.checkpoints = Checkpoints()
         self.lives: dict[RequestId, LiveRequest] = {}
         self.fences: dict[RequestId, RequestId | None] = {}  # whose copy out is unfinished -> for whom
         self.queues = tuple(ClassQueue() for _ in PriorityClass)
@@ -250,16 +252,19 @@ class EngineState:
             self.enqueue(live)
 
     def _copy_out(self, live: LiveRequest, by: LiveRequest | None, draft: Draft) -> None:
-        """Needs host blocks for what is computed; blocks without KV are free at once."""
-        num_full = self.config.num_blocks_for(live.computed)
-        live.host_blocks = self.host.take(num_full)
+        """Needs host blocks for what is computed and not saved yet; blocks without KV are free at once."""
+        self.checkpoints.close(live)
+        num_full, num_clean = self.config.num_blocks_for(live.computed), len(live.host_blocks)
+        while self.host.num_free < num_full - num_clean:
+            self.drop_checkpoint(self.checkpoints.last())
+        live.host_blocks.extend(self.host.take(num_full - num_clean))
         copied = live.block_table[:num_full]
-        for device_block, host_block in zip(copied, live.host_blocks, strict=True):
+        for device_block, host_block in zip(copied[num_clean:], live.host_blocks[num_clean:], strict=True):
             draft.swap_out.append(BlockCopy(live.request_id, device_block, host_block))
         draft.lowest_swapped_rank = max(draft.lowest_swapped_rank, live.rank)
         payer = live.account if live.debtor is None else live.debtor
-        draft.copy_charges.append(CopyCharge(payer, self.cost.copy_ns(num_full)))
-        live.swapped_blocks += num_full
+        draft.copy_charges.append(CopyCharge(payer, self.cost.copy_ns(num_full - num_clean)))
+        live.swapped_blocks += num_full - num_clean
         if self.config.copies_in_order:
             self.device.give(live.block_table)
             live.state = State.ON_HOST
@@ -270,7 +275,29 @@ class EngineState:
             live.state = State.SAVING
         live.block_table = []
 
+    @property
+    def host_room(self) -> int:
+        """Host blocks for who has to go: what is saved ahead makes room for them."""
+        return self.host.num_free + self.checkpoints.num_blocks
+
+    def save_ahead(self, live: LiveRequest, count: int, draft: Draft) -> None:
+        """The next ``count`` of its full blocks go to the host and stay on the device; its tenant pays."""
+        num_clean = len(live.host_blocks)
+        fresh = self.host.take(count)
+        for device_block, host_block in zip(live.block_table[num_clean : num_clean + count], fresh, strict=True):
+            draft.swap_out.append(BlockCopy(live.request_id, device_block, host_block))
+        live.host_blocks.extend(fresh)
+        self.checkpoints.note(live, count)
+        draft.copy_charges.append(CopyCharge(live.account, self.cost.copy_ns(count)))
+
+    def drop_checkpoint(self, live: LiveRequest) -> None:
+        """What was saved of one that runs is given up."""
+        self.checkpoints.close(live)
+        self.host.give(live.host_blocks)
+        live.host_blocks = []
+
     def _drop(self, live: LiveRequest) -> None:
+        self.drop_checkpoint(live)
         self.device.give(live.block_table)
         live.block_table = []
         live.computed_high = max(live.computed_high, live.computed)
@@ -321,6 +348,7 @@ class EngineState:
     def _release(self, live: LiveRequest) -> None:
         del self.lives[live.request_id]
         if live.state in (State.PREFILL, State.DECODE, State.HELD):
+            self.checkpoints.close(live)
             self.running.remove(live)
             self.peak.remove(live)
             self.device.give(live.block_table)

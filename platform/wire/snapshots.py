@@ -152,5 +152,8 @@ class LoadSnapshot:
     epoch_age_us: int = 0  # its counters began at 0 so long ago
     scheduling_us_total: int = 0  # time spent in planning and applying steps
     num_empty_steps: int = 0
+    num_checkpoint_blocks: int = 0  # of the host pool: copies, made ahead, of what is still on the device
+    checkpoint_lag_blocks: int = 0  # full blocks of those likely to give way that have no such copy
+    num_blocks_saved_ahead_total: int = 0
     policy: PolicyNews = PolicyNews()
     tenants: tuple[TenantSnapshot, ...] = ()  # at most MOST_TENANTS and one; refreshed once a second
