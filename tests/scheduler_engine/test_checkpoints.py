@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler_engine.events import Lever
 from scheduler_engine.plan import RowFailure
+from scheduler_engine.policy import PriorityClass
 from scheduler_engine.request import RequestId
 from tests.scheduler_engine.contents import SharingWorld
 from tests.scheduler_engine.world import BATCH, DEFAULT, INTERACTIVE, World, policy
 
 
-def pressed(world_type: type[World] = SharingWorld, **fields: object) -> tuple[World, list[str]]:
+def pressed(**fields: Any) -> tuple[World, list[RequestId]]:
     """A full pool of batch while chats come now and then, long enough for copies to be made."""
-    given: dict[str, object] = {"policy": policy(cap_memory_percent=100), "num_blocks": 64, "num_slots": 8, **fields}
-    world = world_type(**given)
+    given: dict[str, Any] = {"policy": policy(cap_memory_percent=100), "num_blocks": 64, "num_slots": 8, **fields}
+    world = SharingWorld(**given)
     world.submit(INTERACTIVE, 16, 2, tenant="Aurora")
     world.finish()
-    batch = world.many(2, BATCH, 430, 60)
+    batch = [RequestId(name) for name in world.many(2, BATCH, 430, 60)]
     world.run(40)
     return world, batch
 
@@ -77,7 +80,7 @@ def test_at_most_half_of_the_host_pool_holds_what_is_on_the_device_too() -> None
     ],
     ids=["room enough", "no host pool", "copies beside the forward", "nobody preempts"],
 )
-def test_nothing_is_copied_where_it_would_be_of_no_use(fields: dict[str, object]) -> None:
+def test_nothing_is_copied_where_it_would_be_of_no_use(fields: dict[str, Any]) -> None:
     world, _ = pressed(**fields)
     assert world.engine.load(world.now_us).num_blocks_saved_ahead == 0
     assert not any(plan.swap_out for plan in world.plans)
@@ -94,7 +97,7 @@ def test_a_failed_row_gives_its_checkpoint_back_and_is_computed_again() -> None:
     world, batch = pressed()
     state = world.engine._state
     name = next(name for name in batch if state.lives[name].host_blocks)
-    world.fail_next[name] = RowFailure(RequestId(name), "kernel_error", poison=False)
+    world.fail_next[name] = RowFailure(name, "kernel_error", poison=False)
     world.run_step()
     assert not state.lives[name].host_blocks
     world.finish()
@@ -112,7 +115,7 @@ def test_a_failed_row_gives_its_checkpoint_back_and_is_computed_again() -> None:
     cancelled=st.integers(0, 15),
 )
 def test_whoever_comes_and_goes_reads_its_own_blocks_and_all_come_back(
-    arrivals: list[tuple[object, int, int]], num_host_blocks: int, gap: int, cancelled: int
+    arrivals: list[tuple[PriorityClass, int, int]], num_host_blocks: int, gap: int, cancelled: int
 ) -> None:
     world = SharingWorld(40, 5, 256, num_host_blocks=num_host_blocks, policy=policy(cap_memory_percent=100))
     names = []
