@@ -11,6 +11,7 @@ import resource
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "gateway.settings")
 
 from channels.routing import ProtocolTypeRouter, URLRouter
+from django.conf import settings
 from django.core.asgi import get_asgi_application
 from django.db import DatabaseError
 from django.urls import path, re_path
@@ -23,10 +24,13 @@ from gateway import metrics, runtime, v1
 from gateway.console.routing import websocket_urlpatterns
 from gateway.errors import Reason, Refusal
 from gateway.stop_signals import told_of_stop_signals
-from gateway.v1.http import Exchange, Receive, Scope, Send
+from gateway.v1.http import SECURITY_HEADERS, Exchange, Receive, Scope, Send
 from gateway.v1.responses_socket import ResponsesConsumer
 from wire.bus import BusError
 from wire.gguf_header import ModelFileError
+
+if settings.SECURE_HSTS_SECONDS:
+    SECURITY_HEADERS["strict-transport-security"] = f"max-age={settings.SECURE_HSTS_SECONDS}"
 
 
 async def http(scope: Scope, receive: Receive, send: Send) -> None:

@@ -176,6 +176,8 @@ _https = _flag("HTTPS")
 SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if _https else None
 SECURE_SSL_REDIRECT = _https
 SECURE_HSTS_SECONDS = 31_536_000 if _https else 0
+# Neighbours under the same domain are not ours to lock to TLS: whoever owns the domain does that at its front.
+SILENCED_SYSTEM_CHECKS = ["security.W005", "security.W021"]
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = _https
 SESSION_COOKIE_HTTPONLY = True
 SECURE_CONTENT_TYPE_NOSNIFF = True
@@ -186,7 +188,7 @@ DATA_UPLOAD_MAX_MEMORY_SIZE = RUBATO_BODY_LIMIT_BYTES
 REST_FRAMEWORK = {
     "DEFAULT_AUTHENTICATION_CLASSES": ["rest_framework.authentication.SessionAuthentication"],
     "DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAdminUser"],
-    "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
+    "DEFAULT_SCHEMA_CLASS": "gateway.management_api.schema.ManagementSchema",
     "EXCEPTION_HANDLER": "gateway.management_api.errors.handle",
     "URL_FORMAT_OVERRIDE": None,  # ``format`` is a parameter of ours
 }

@@ -29,6 +29,7 @@ DISCARD_S = 5.0
 
 
 MAX_KEPT_BYTES = 16 * 1_048_576  # of one answer that is kept to be given again
+SECURITY_HEADERS = {"x-content-type-options": "nosniff"}  # on every answer; behind TLS asgi.py adds its lock
 _OF_ITS_OWN = ("x-request-id", "openai-processing-ms", "sunset")  # headers of one exchange, not of the answer
 
 
@@ -192,6 +193,7 @@ class Exchange:
         self.status = status
         processing_ms = str(int((time.monotonic() - self.received_at_s) * 1_000))
         own = {"x-request-id": self.request_id, "openai-version": API_VERSION, "openai-processing-ms": processing_ms}
+        own.update(SECURITY_HEADERS)
         own.update(self._sunset())
         own.update(headers)
         if self._kept is not None:

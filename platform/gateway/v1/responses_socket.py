@@ -88,7 +88,7 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channe
             await self.close(OVERLOADED)
             return
         self._runtime = current
-        self._spawn(self._outgoing.run())
+        self._spawn(self._send_frames())
         self._spawn(self._watch_reader())
         self._holder = await who_holds(current, self.scope)
         caller = await self._authenticate()
@@ -237,6 +237,11 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channe
                 await self._close(BAD_KEY)
                 return
         await self._close(GOING_AWAY)
+
+    async def _send_frames(self) -> None:
+        """Until the client has gone, which the server may say by refusing to send."""
+        with suppress(OSError):
+            await self._outgoing.run()
 
     async def _watch_reader(self) -> None:
         """A client that lets a frame stand for too long is taken for gone: nothing more is made for it."""
