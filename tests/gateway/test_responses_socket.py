@@ -380,10 +380,10 @@ async def test_a_key_holds_only_so_many_sockets_and_one_more_when_one_has_closed
 async def test_a_failure_of_ours_closes_the_socket_with_1011_and_a_silent_bus_is_an_error_event(
     world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def no_bus(*_: Any) -> None:
+    async def no_bus(*_: Any, **__: Any) -> None:
         raise BusError("gone")
 
-    async def broken(*_: Any) -> None:
+    async def broken(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError
 
     monkeypatch.setattr(world.runtime.continuity, "find", no_bus)
