@@ -24,6 +24,7 @@ from gateway import metrics, runtime, v1
 from gateway.console.routing import websocket_urlpatterns
 from gateway.errors import Reason, Refusal
 from gateway.stop_signals import told_of_stop_signals
+from gateway.tracing import tracing
 from gateway.v1.http import SECURITY_HEADERS, Exchange, Receive, Scope, Send
 from gateway.v1.responses_socket import ResponsesConsumer
 from wire.bus import BusError
@@ -80,6 +81,7 @@ async def application(scope: Scope, receive: Receive, send: Send) -> None:
 
 async def _lifespan(receive: Receive, send: Send) -> None:
     await receive()
+    tracing.start_from_environment()
     _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))  # a connection is a file
     try:

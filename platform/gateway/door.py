@@ -23,6 +23,7 @@ from gateway.ownership import Card, Ownership
 from gateway.policy_feed import PolicyView
 from gateway.streams import Lost, Reader, ResponseStream, Streams
 from gateway.text import Text
+from gateway.tracing import tracing
 from scheduler_engine.policy import PriorityClass, TenantClassPolicy
 from wire.bus import BusError, BusFull, GatewayBus
 from wire.messages import Cancel, LoadSnapshot, Released, Submit
@@ -182,7 +183,9 @@ class Door:
 
     async def _take(self, wish: Wish, submit: Submit, keep: Keep | None, watched_key: str) -> ResponseStream | Denied:
         """The limits, and then a worker. Always: with a refusal nothing of either is held."""
-        grant = await self._admission.admit(wish)
+        tracing.say(gen_ai__request__model=wish.model, gen_ai__request__max_tokens=submit.max_tokens)
+        with tracing.part("admission"):
+            grant = await self._admission.admit(wish)
         if isinstance(grant, Denied):
             return grant
         outlives_readers = keep is not None and keep.is_background

@@ -277,6 +277,26 @@ def test_a_click_on_a_bar_tells_where_the_time_of_the_request_went(
     expect(dialog).to_be_hidden()
 
 
+def test_many_lanes_are_a_picture_on_which_a_click_still_finds_its_request(
+    operator: Page, stage: Any, bus: AnsweringBus
+) -> None:
+    operator.goto("/operator/live")
+    rows = tuple(row(f"r{number}", BATCH, "decode") for number in range(80))
+    stage.play(board=(*rows, row("victim", INTERACTIVE, "decode", "aurora")))
+    expect(operator.locator(".lane-canvas")).to_be_visible()
+    assert operator.locator(".lane-plot g[data-response]").count() == 0
+    operator.wait_for_timeout(600)  # until its bar is some pixels long
+    box = operator.locator(".lane-plot").bounding_box()
+    assert box is not None
+    operator.mouse.click(box["x"] + box["width"] - 4, box["y"] + 20)  # the first lane, under the heading
+
+    expect(operator.get_by_role("dialog")).to_contain_text(ACCOUNT.sentence)
+    assert [message.response_id for _, message in bus.sent] == ["victim"]
+    operator.keyboard.press("Escape")
+    stage.play(board=rows[:3])
+    expect(operator.locator(".lane-canvas")).to_be_visible()  # lanes that were there in the last half minute stay
+
+
 def test_a_request_or_a_worker_that_nobody_remembers_is_said_to_be_gone(
     operator: Page, stage: Any, bus: AnsweringBus
 ) -> None:

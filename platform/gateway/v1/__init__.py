@@ -11,6 +11,7 @@ from gateway import logs, metrics
 from gateway.auth import Caller, key_of_request
 from gateway.errors import InvalidRequest, Reason, Refusal, invalid
 from gateway.runtime import Runtime
+from gateway.tracing import tracing
 from gateway.v1 import batches, chat, completions, files, idempotency, models, responses_http
 from gateway.v1.http import Exchange, Receive, Scope, Send
 from gateway.v1.routes import Call, Match, Route, find
@@ -37,7 +38,9 @@ async def application(runtime: Runtime, scope: Scope, receive: Receive, send: Se
     exchange = Exchange(scope, receive, send)
     logs.bind(request_id=exchange.request_id)
     try:
-        await _answer(exchange, runtime)
+        with tracing.request(exchange.method, exchange.path, exchange.headers, exchange.request_id):
+            await _answer(exchange, runtime)
+            _tell_trace(exchange)
     except Exception:
         if exchange.status is None:
             message = f"Something went wrong on our side; please quote {exchange.request_id}."
@@ -47,6 +50,11 @@ async def application(runtime: Runtime, scope: Scope, receive: Receive, send: Se
         if exchange.status is not None:
             metrics.count_request(exchange.status, exchange.priority_class)
             _note(exchange)
+
+
+def _tell_trace(exchange: Exchange) -> None:
+    label = None if exchange.priority_class is None else exchange.priority_class.label
+    tracing.say(http__response__status_code=exchange.status, rubato__class=label)
 
 
 def _note(exchange: Exchange) -> None:
@@ -92,4 +100,5 @@ async def _authenticate(exchange: Exchange, runtime: Runtime) -> Caller:
         raise InvalidRequest(caller)
     exchange.sunset_at_s = caller.sunset_at_s
     logs.bind(tenant=caller.tenant_id)
+    tracing.say(rubato__tenant=caller.tenant_id)
     return caller

@@ -18,6 +18,7 @@ from gateway.auth import Caller
 from gateway.door import Door, Entered
 from gateway.errors import InvalidRequest, Refusal, error_event
 from gateway.streams import Delivery, Piece
+from gateway.tracing import tracing
 from gateway.v1.answers import cost_headers, event, explained, outcome_of
 from gateway.v1.http import Exchange
 from wire.messages import Finished
@@ -156,7 +157,7 @@ async def respond(exchange: Exchange, group: Group, frames: Frames, *, stream: b
     exchange.priority_class = group.entered[0].priority_class
     async with exchange.watch_disconnect(group.abandon):
         if stream:
-            with metrics.open_stream("sse"):
+            with metrics.open_stream("sse"), tracing.part("stream"):
                 await _EventStream(exchange, group, frames).run()
             return
         answer = await answer_whole(group, frames)
@@ -223,6 +224,8 @@ def _outcome(group: Group, number: int, delivery: Delivery) -> Finished | Refusa
     """A refusal of one ends the others too, at no charge."""
     one, end = group.entered[number], delivery.end
     assert end is not None
+    if isinstance(end, Finished):
+        tracing.finished(end)
     outcome = outcome_of(end, one.priority_class)
     if isinstance(outcome, Refusal):
         _free(group)

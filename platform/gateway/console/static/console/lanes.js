@@ -1,6 +1,8 @@
 // The step lanes: which request was on the device, held or away, over the last half minute. Knows board rows and moments.
 // A lane is one request's until it ends, then the next one's, so there are as many lanes as requests at once.
 
+import { LaneCanvas } from "./lane_canvas.js";
+
 const SVG = "http://www.w3.org/2000/svg";
 const WINDOW_MS = 30_000;
 const HOLE_MS = 2_000; // longer than this between two readings: nobody looked, and nothing is drawn there
@@ -8,6 +10,7 @@ const OPEN_MS = 600_000; // a span without an end is drawn far past the right ed
 const GAPS = new Set(["held", "on_host", "dropped"]);
 const AXIS_PX = 18;
 const HEADING_PX = 18;
+const MANY_LANES = 64; // of one class: from here on they are a picture
 const LETTER_PX = 16; // a bar narrower than this has no room for its letter
 
 const STATE_WORDS = {
@@ -30,8 +33,10 @@ function element(name, attributes, parent) {
 }
 
 export class Lanes {
-  constructor(svg, classes) {
+  constructor(svg, canvas, classes) {
     this.svg = svg;
+    this.canvas = new LaneCanvas(canvas);
+    this.isDense = false;
     this.groups = classes.map((name) => ({ name, lanes: [], node: null }));
     this.byResponse = new Map();
     this.originMs = null; // the moment at x = 0 of the moving part; spans keep their place in it for ever
@@ -113,7 +118,8 @@ export class Lanes {
   arrange(force) {
     const width = this.svg.clientWidth;
     const counts = this.groups.map((group) => group.lanes.length);
-    const pitch = Math.max(...counts) > 64 ? 5 : Math.max(...counts) > 24 ? 10 : 18;
+    this.isDense = Math.max(...counts) > MANY_LANES;
+    const pitch = this.isDense ? 5 : Math.max(...counts) > 24 ? 10 : 18;
     const layout = `${width}/${pitch}/${counts}`;
     if (force || layout !== this.layout) {
       this.layout = layout;
@@ -134,12 +140,31 @@ export class Lanes {
         y += 6;
       }
       this.drawAxis(width, y);
+      this.heightPx = y;
+      this.canvas.canvas.hidden = !this.isDense;
+    }
+    if (this.isDense) {
+      const leftMs = this.heardMs - WINDOW_MS;
+      const { heightPx, pitch, pixelsPerMs } = this;
+      this.canvas.paint(this.groups, { leftMs, widthPx: width, heightPx, pitch, pixelsPerMs });
+      return;
     }
     for (const group of this.groups) {
       for (const lane of group.lanes) {
         for (const span of lane.spans) this.draw(span, lane);
       }
     }
+  }
+
+  // Which request has a bar at this place of the picture; null where none has.
+  responseAt(event) {
+    if (!this.isDense) return null;
+    const box = this.svg.getBoundingClientRect();
+    const [x, y] = [event.clientX - box.left, event.clientY - box.top];
+    const atMs = this.nowMs - (this.svg.clientWidth - x) / this.pixelsPerMs;
+    const lane = this.groups.flatMap((group) => group.lanes).find((each) => y >= each.y && y < each.y + this.pitch);
+    const span = lane?.spans.find((each) => each.startMs <= atMs && (each.endMs === null || atMs < each.endMs));
+    return span?.response ?? null;
   }
 
   drawAxis(width, bottom) {
@@ -200,6 +225,10 @@ export class Lanes {
   show(nowMs) {
     if (this.originMs === null) return;
     this.nowMs = Math.max(this.nowMs, nowMs);
+    if (this.isDense) {
+      this.canvas.slide((this.nowMs - this.heardMs) * this.pixelsPerMs);
+      return;
+    }
     const shift = this.svg.clientWidth - (this.nowMs - this.originMs) * this.pixelsPerMs;
     this.moving.setAttribute("transform", `translate(${shift.toFixed(1)} 0)`);
   }

@@ -47,7 +47,7 @@ export class WorkerView {
     const old = this.root.querySelector(".lane-plot");
     const fresh = old.cloneNode(false);
     old.replaceWith(fresh);
-    this.lanes = new Lanes(fresh, worker.classes.map((each) => each.class));
+    this.lanes = new Lanes(fresh, this.root.querySelector(".lane-canvas"), worker.classes.map((each) => each.class));
   }
 
   tell(worker) {
@@ -76,10 +76,10 @@ export class WorkerView {
   tellPolicy(policy) {
     this.write("rung", policy.rung.replaceAll("_", " ") || NONE);
     this.fields.rung.classList.toggle("over", policy.rung !== "" && policy.rung !== "calm");
-    this.write("paused", `batch paused ${duration(policy.batch_paused_ms)}, ${whole(policy.batch_pauses)} times`);
+    this.write("paused", policy.batch_pauses ? `batch paused ${duration(policy.batch_paused_ms)}, ${whole(policy.batch_pauses)} times` : "batch never paused");
     this.write("switching", percent(policy.switching_percent));
     this.fields.switching.classList.toggle("over", policy.switching_percent > 5);
-    this.write("cuts", `governor cut ${whole(policy.governor_cuts)} times`);
+    this.write("cuts", policy.governor_cuts ? `governor cut ${whole(policy.governor_cuts)} times` : "governor never cut");
   }
 
   gauge(name, { used, total }) {
@@ -106,7 +106,8 @@ export class WorkerView {
   }
 
   clicked(event) {
-    const response = event.target.closest("[data-response]")?.dataset.response;
+    const isOnLanes = event.target === this.lanes?.svg;
+    const response = isOnLanes ? this.lanes.responseAt(event) : event.target.closest("[data-response]")?.dataset.response;
     if (response) explain(this.worker.id, response);
     else if (event.target === this.fields.drain) this.askToDrain();
   }
