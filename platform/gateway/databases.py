@@ -15,7 +15,7 @@ from django.db.models import Model
 
 from tenants.isolation import alias
 
-WALLED_APPS = frozenset({"tenants", "billing", "gateway"})
+WALLED_APPS = frozenset({"tenants", "billing", "gateway", "webhooks"})
 ALIASES = {"default": "DATABASE_URL", "tenant": "DATABASE_TENANT_URL", "owner": "DATABASE_OWNER_URL"}
 
 

@@ -60,6 +60,7 @@ INSTALLED_APPS = [
     "gateway.batches",
     "gateway.console",
     "gateway.stored",
+    "gateway.webhooks",
 ]
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
@@ -115,6 +116,7 @@ CELERY_BEAT_SCHEDULE: dict[str, dict[str, Any]] = {
     "policy": {"task": "gateway.tasks.publish_policy_if_stale", "schedule": 30.0, "options": {"expires": 30.0}},
     "batches": {"task": "gateway.batches.tasks.look_after_batches", "schedule": 15.0, "options": {"expires": 15.0}},
     "files": {"task": "gateway.batches.tasks.sweep_files", "schedule": 60.0, "options": {"expires": 60.0}},
+    "webhooks": {"task": "gateway.webhooks.tasks.tell", "schedule": 5.0, "options": {"expires": 5.0}},
     "responses": {"task": "gateway.stored.tasks.sweep_responses", "schedule": 3600.0, "options": {"expires": 3600.0}},
 }
 CELERY_BEAT_SCHEDULE_FILENAME = str(DATA_DIR / "celery-beat-schedule")
@@ -136,6 +138,7 @@ RUBATO_FILE_LIMIT_BYTES = int(os.environ.get("RUBATO_FILE_LIMIT_BYTES", 200 * 1_
 RUBATO_TENANT_FILES_BYTES = int(os.environ.get("RUBATO_TENANT_FILES_BYTES", 10 * 1_073_741_824))
 RUBATO_TENANT_OPEN_BATCHES = int(os.environ.get("RUBATO_TENANT_OPEN_BATCHES", 100))  # that have not ended
 RUBATO_ARCHIVE_CALLS_PER_MINUTE = int(os.environ.get("RUBATO_ARCHIVE_CALLS_PER_MINUTE", 600))  # of a tenant
+RUBATO_WEBHOOKS_MAY_BE_PRIVATE = _flag("RUBATO_WEBHOOKS_MAY_BE_PRIVATE")  # http:// and private addresses too
 RUBATO_CURRENCY = os.environ.get("RUBATO_CURRENCY", "eur")  # what a million micro-units are called
 RUBATO_EVENT_SOURCE = os.environ.get("RUBATO_EVENT_SOURCE", "rubato")  # the source of exported CloudEvents
 RUBATO_KEY_ENVIRONMENT = os.environ.get("RUBATO_KEY_ENVIRONMENT", "demo")  # the <env> of sk_<env>_…

@@ -16,6 +16,8 @@ from billing.pricing import Terminal, TokenCounts
 from gateway.batches import services as batch_services
 from gateway.batches.models import Batch, Line, StoredFile
 from gateway.batches.services import NewFile, Owner
+from gateway.webhooks import services as webhooks
+from gateway.webhooks.models import Delivery, Endpoint
 from tenants import services
 from tenants.isolation import IsolationError, tenant
 from tenants.models import ApiKey, AuditEvent, Project, QuotaPolicy, Tenant
@@ -23,6 +25,7 @@ from tenants.models import ApiKey, AuditEvent, Project, QuotaPolicy, Tenant
 OF_TENANTS = [
     *(Tenant, Project, ApiKey, QuotaPolicy, AuditEvent, UsageRequest, LedgerEntry, Rollup),
     *(StoredFile, Batch, Line),
+    *(Endpoint, Delivery),
 ]
 ROLES = {"default": "app_ops", "tenant": "app_rw", "owner": "app_owner"}
 
@@ -37,6 +40,8 @@ def two_tenants(transactional_db: None) -> dict[str, uuid.UUID]:
         services.issue_key(actor="tests", project=project, name="first", env="test")
         ledger.apply([_usage(made.id, project.id)])
         _make_batch(made.id, project.id)
+        endpoint = webhooks.add(actor="tests", tenant=made, url="https://aurora.example/", events=["key.revoked"])
+        Delivery.objects.create(tenant=made, endpoint=endpoint, event="key.revoked", subject="k", payload={})
         found[slug] = made.id
     return found
 

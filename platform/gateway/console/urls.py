@@ -5,7 +5,7 @@ from django.urls import path, re_path
 from django.views.generic import RedirectView
 
 from gateway.console import live_views, views
-from gateway.console.pages import batches, entrance, keys, live, money, people, playground, start
+from gateway.console.pages import batches, entrance, keys, live, money, people, playground, start, webhooks
 
 urlpatterns = [
     path("", views.front, name="front"),
@@ -23,6 +23,13 @@ urlpatterns = [
     path("console/<slug:slug>/batches/<uuid:batch_id>", batches.batch, name="console-batch"),
     path("console/<slug:slug>/batches/<uuid:batch_id>/cancel", batches.cancel, name="console-batch-cancel"),
     path("console/<slug:slug>/files/<uuid:file_id>", batches.file, name="console-file"),
+    path("console/<slug:slug>/webhooks", webhooks.webhooks, name="console-webhooks"),
+    re_path(
+        r"^console/(?P<slug>[-a-z0-9]+)/webhooks/(?P<endpoint_id>[-0-9a-f]{36})/(?P<deed>rotate|off|on|remove)$",
+        webhooks.change,
+        name="console-webhook",
+    ),
+    path("console/<slug:slug>/deliveries/<uuid:delivery_id>/replay", webhooks.replay, name="console-replay"),
     path("console/<slug:slug>/keys", keys.keys, name="console-keys"),
     path("console/<slug:slug>/keys/<uuid:key_id>/rotate", keys.rotate, name="console-rotate"),
     path("console/<slug:slug>/keys/<uuid:key_id>/revoke", keys.revoke, name="console-revoke"),

@@ -1,0 +1,95 @@
+"""Webhooks of a tenant: endpoints, their secrets, what was told to them; what was given up can be sent once more."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+
+from django import forms
+from django.contrib import messages
+from django.core.exceptions import ValidationError
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_POST
+
+from gateway.console.pages.membership import Member, page
+from gateway.webhooks import services
+from gateway.webhooks.models import EVENTS, Delivery, Endpoint
+from gateway.webhooks.signing import secret_of
+from tenants.roles import Capability
+
+SHOWN = 50
+_DEEDS: dict[str, tuple[Callable[[str, uuid.UUID], bool], str]] = {
+    "rotate": (
+        lambda actor, it: services.rotate(actor=actor, endpoint_id=it),
+        "It has a new secret; for a day the old one signs too.",
+    ),
+    "off": (
+        lambda actor, it: services.switch(actor=actor, endpoint_id=it, is_active=False),
+        "Nothing is told to it for now.",
+    ),
+    "on": (
+        lambda actor, it: services.switch(actor=actor, endpoint_id=it, is_active=True),
+        "It is told what happened meanwhile, up to a day back, and what happens from now on.",
+    ),
+    "remove": (lambda actor, it: services.remove(actor=actor, endpoint_id=it), "It is gone, with its deliveries."),
+}
+
+
+class NewEndpoint(forms.Form):
+    url = forms.CharField(label="address", max_length=500, help_text="https://, and reachable from the open network")
+    events = forms.MultipleChoiceField(
+        choices=[(event, event) for event in EVENTS], widget=forms.CheckboxSelectMultiple, label="told of"
+    )
+
+
+@never_cache
+@page(Capability.MANAGE_WEBHOOKS)
+def webhooks(request: HttpRequest, me: Member) -> HttpResponse:
+    """The list, the form, and the newest deliveries."""
+    form = NewEndpoint(request.POST if request.method == "POST" else None)
+    if request.method == "POST" and form.is_valid():
+        try:
+            services.add(actor=me.actor, tenant=me.tenant, **form.cleaned_data)
+        except ValidationError as refusal:
+            form.add_error(None, refusal)
+        else:
+            messages.success(request, "It is told what happens from now on.")
+            return redirect("console-webhooks", slug=me.tenant.slug)
+    endpoints = [(one, secret_of(one.id, one.secret_number)) for one in Endpoint.objects.all()]
+    context = {
+        "me": me,
+        "endpoints": endpoints,
+        "deliveries": Delivery.objects.select_related("endpoint")[:SHOWN],
+        "form": form,
+    }
+    return render(request, "console/webhooks.html", context)
+
+
+@require_POST
+@page(Capability.MANAGE_WEBHOOKS)
+def change(request: HttpRequest, me: Member, endpoint_id: str, deed: str) -> HttpResponse:
+    """One of ``rotate``, ``off``, ``on``, ``remove``."""
+    do, words = _DEEDS[deed]
+    try:
+        done = do(me.actor, uuid.UUID(endpoint_id))
+    except ValueError:  # 36 characters that are no id
+        done = False
+    return _said(request, me, done, words, "There is no such endpoint.")
+
+
+@require_POST
+@page(Capability.MANAGE_WEBHOOKS)
+def replay(request: HttpRequest, me: Member, delivery_id: uuid.UUID) -> HttpResponse:
+    """Under the same id, so that a receiver that has it already can tell."""
+    done = services.replay(actor=me.actor, delivery_id=delivery_id)
+    return _said(request, me, done, "It is sent once more.", "There is nothing to send once more.")
+
+
+def _said(request: HttpRequest, me: Member, done: bool, words: str, refusal: str) -> HttpResponse:
+    if done:
+        messages.success(request, words)
+    else:
+        messages.error(request, refusal)
+    return redirect("console-webhooks", slug=me.tenant.slug)
