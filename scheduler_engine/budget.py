@@ -17,7 +17,7 @@ _FIRST_TOKEN_STRETCH_PERCENT = 5  # what lower classes may add to a step that br
 _GAP_PERCENT = 99  # of the promised gap is planned for: a prediction may err a little
 _CHEAP_PERCENT = 4  # throughput of lower classes that steps shorter than the policy's cap may cost
 _DEAR_PERCENT = 20  # and that a cap may cost at all: beyond, steps are longer than it (a device slower than its policy)
-_SHARED_PERCENT = 10  # and that tenants who share a class with others give up so that its steps are short
+_CONSIDERATE_PERCENT = 10  # and that a tenant with a class nearly to itself gives up for those who come seldom
 _FLOOR_SHARE_DIVISOR = 4  # a class in debt gets up to a quarter of the step
 
 
@@ -63,7 +63,6 @@ class StepBudget:
         self._limits_ns = [min(gap_ns, cap_ns) for gap_ns, cap_ns in zip(gaps_ns, caps_ns, strict=True)]
         self._caps_ns = caps_ns
         self._gap_ns = min(gaps_ns)
-        self._shared_ns = [self._shared_limit_ns(rank) for rank in PriorityClass]
         self._first_token_limit_ns = _UNLIMITED_NS
         self._has_prefill = [False for _ in PriorityClass]
         self._debts = [state.floors.in_debt(rank) for rank in PriorityClass]
@@ -92,15 +91,12 @@ class StepBudget:
         work_ns = self._work_alone_ns(lower)
         return max(self._length_ns(work_ns, _DEAR_PERCENT), min(cap_ns, self._length_ns(work_ns, _CHEAP_PERCENT)))
 
-    def _shared_limit_ns(self, rank: int) -> int:
-        """How long prompts of a class that several tenants use may make a step, where it promises a first token: one
-        of them that comes seldom waits for the end of a step of those who come all the time. A tenth of the target, or
-        more where that is dear.
+    def _considerate_ns(self, rank: int) -> int:
+        """How long prompts of a tenant that has a class nearly to itself may make a step: a tenth of the class's time
+        to a first token, or more where that is dear. Whoever comes seldom waits for the end of such a step.
         """
-        state, target_ms = self._state, self._state.classes[rank].ttft_target_ms
-        if target_ms is None or not state.mixes[rank].is_mixed(state.now_us):
-            return _UNLIMITED_NS
-        return max(target_ms * 100_000, self._length_ns(self._work_alone_ns([rank]), _SHARED_PERCENT))
+        target_ms = self._state.classes[rank].ttft_target_ms or 0
+        return max(target_ms * 100_000, self._length_ns(self._work_alone_ns([rank]), _CONSIDERATE_PERCENT))
 
     def _work_alone_ns(self, lower: Sequence[int]) -> int:
         """Work of the step that these classes would make without anybody else."""
@@ -142,15 +138,18 @@ class StepBudget:
             room_ns = max(room_ns, self.tightest_ns // _FLOOR_SHARE_DIVISOR)
         return room_ns
 
-    def chunk(self, rank: int, *, start: int, rest: int) -> int:
-        """Tokens of a prefill at ``start`` that fit, 0 for none. A class that promises a first token, a class in debt
-        and a step that is empty so far get at least ``chunk_min``, once.
+    def chunk(self, rank: int, *, start: int, rest: int, is_considerate: bool = False) -> int:
+        """Tokens of a prefill at ``start`` that fit, 0 for none; fewer for one that leaves others room. A class that
+        promises a first token, a class in debt and a step that is empty so far get at least ``chunk_min``, once.
         """
         policy = self._state.classes[rank]
         most = min(rest, policy.chunk_max, policy.token_budget_max - self.num_tokens)
         if most <= 0:
             return 0
-        room_ns = self._prefill_limit_ns(rank) - self.spent_ns - self._reserved_below_ns(rank)
+        limit_ns = self._prefill_limit_ns(rank)
+        if is_considerate:
+            limit_ns = min(limit_ns, self._considerate_ns(rank))
+        room_ns = limit_ns - self.spent_ns - self._reserved_below_ns(rank)
         fitting = self._cost.prefill_fitting(room_ns, start=start, most=most)
         least = min(most, policy.chunk_min)
         if fitting >= least:
@@ -165,8 +164,7 @@ class StepBudget:
         class twice over: it is what the others of the class would wait for anyway, and each cut costs a step's fixed
         part.
         """
-        own_ns = min(2 * self._caps_ns[rank], self._shared_ns[rank])
-        return min([self._gap_ns, self._first_token_limit_ns, own_ns, *self._caps_ns[:rank]])
+        return min([self._gap_ns, self._first_token_limit_ns, 2 * self._caps_ns[rank], *self._caps_ns[:rank]])
 
     def _is_small_rest(self, rest: int, least: int, start: int, most: int) -> bool:
         """Not worth a step of its own, and no gap between tokens grows over its promise by taking it along."""

@@ -103,6 +103,30 @@ class DecodePlanner:
             self._sit_out(live)
             self._state.journal.starved(live, Cause.MEMORY)
 
+    def unblock(self) -> None:
+        """Nobody would move, each waiting for a block of somebody else's: the most urgent decode gets one, though it be
+        from one that must come out the same and finds no room on the host.
+        """
+        state, draft = self._state, self._draft
+        needy = [live for members in state.running.at_block_edge for live in members.values()]
+        if not needy:
+            return
+        first = min(needy, key=lambda live: (live.rank, live.order_key))
+        if not state.device.num_free:
+            others = [live for live in state.running if live is not first and live.started_step != draft.step]
+            victims = choose_victims(state, Need(0, 1), others, reproducible_may_drop=True)
+            if victims is None:
+                return
+            self._room.push_out(victims, Resource.MEMORY, None)
+        if state.fences or not state.device.num_free:
+            return
+        state.running.grow(first, state.device.take_one())
+        first.granted_step = draft.step
+        draft.idle.pop(first.request_id, None)
+        state.running.step_held[first.rank].pop(first.request_id, None)
+        self._budget.grant_decodes(1, first.total)
+        state.journal.served(first)
+
     def _would_be_empty(self, rank: int, num_needy: int) -> bool:
         """True when nobody would move if all of these waited: what is set apart for a head helps nobody then, for its
         room comes from those who move on.

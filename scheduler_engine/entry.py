@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from scheduler_engine.state import EngineState
 
 _DIVISOR = 16  # 4 of 64 slots, and as much of the memory
+_NEARLY_ALL = 8  # seven of eight
 _MIXED_US = 60_000_000
 
 
@@ -38,6 +39,12 @@ class TenantMix:
 def is_loud(state: EngineState, live: LiveRequest) -> bool:
     """True when its tenant has more than its equal share of those who run in a class that others use too."""
     return _is_shared(state, live) and _times_tenants(state, live) > state.running.num_in_slots(live.rank)
+
+
+def dominates(state: EngineState, live: LiveRequest) -> bool:
+    """True when nearly all who run in a class that others use too are its tenant's."""
+    most = state.running.num_in_slots(live.rank)
+    return _is_shared(state, live) and live.account.num_started * _NEARLY_ALL >= most * (_NEARLY_ALL - 1)
 
 
 def is_kept_out(state: EngineState, live: LiveRequest, peak_blocks: int) -> bool:

@@ -13,7 +13,7 @@ from scheduler_engine.budget import StepBudget
 from scheduler_engine.deadlines import is_late, must_be_relegated, relegate
 from scheduler_engine.decoding import DecodePlanner
 from scheduler_engine.draft import Chunk, Draft
-from scheduler_engine.entry import is_loud
+from scheduler_engine.entry import dominates, is_loud
 from scheduler_engine.events import RejectReason
 from scheduler_engine.fairness import Account
 from scheduler_engine.live import LiveRequest, State
@@ -56,6 +56,7 @@ class StepPlanner:
         self._budget = budget
         self._room = Room(state, draft, budget)
         self._quiet: Account | None = None  # a tenant below its share that this step brings nearer to a first token
+        self._is_dominated = False  # one tenant has nearly all of the class, and prompts under way
         self._decodes = DecodePlanner(state, draft, budget, self._room)
 
     def plan(self) -> None:
@@ -63,14 +64,16 @@ class StepPlanner:
             self._decodes.plan(rank)
             self._plan_prefills(rank)
             self._guard_first_token(rank)
-        self._wake_a_held_one()
+        if not self._budget.num_tokens and not self._state.fences and not self._draft.swap_out:
+            self._decodes.unblock()
+            self._wake_a_held_one()
 
     def _wake_a_held_one(self) -> None:
         """Where nobody runs, the memory that a head waits for comes free only by the end of those who hold it: one of
         them goes on, whatever its tenant has had.
         """
         state, room = self._state, self._room
-        if self._budget.num_tokens or state.running.num_slots_used or state.fences:
+        if state.running.num_slots_used:
             return
         held = [live for rank in PriorityClass for live in state.running.held[rank].values()]
         fitting = [live for live in held if room.blocks_needed(live) <= state.device.num_free]
@@ -84,6 +87,7 @@ class StepPlanner:
         state, draft = self._state, self._draft
         heads, self._quiet = _HeadPass(), None
         in_flight = sorted(state.running.prefilling[rank].values(), key=_prefill_key)
+        self._is_dominated = any(dominates(state, live) for live in in_flight)
         for live in in_flight:
             if live.hard_deadline_us is None:
                 self._admit_heads(rank, heads, below_service=live.account.service)
@@ -117,7 +121,8 @@ class StepPlanner:
         quiet = self._quiet
         if quiet is not None and is_loud(self._state, live) and live.account.service >= quiet.service:
             return 0
-        return self._budget.chunk(live.rank, start=live.computed, rest=live.rest)
+        is_considerate = self._is_dominated or dominates(self._state, live)
+        return self._budget.chunk(live.rank, start=live.computed, rest=live.rest, is_considerate=is_considerate)
 
     def _grant_prefill(self, live: LiveRequest, count: int) -> None:
         self._budget.grant_prefill(live.rank, start=live.computed, count=count)

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import deque
 
 RETRY_MIN_US = 1_000_000
-RETRY_MAX_US = 600_000_000
+RETRY_MAX_US = 120_000_000  # the usual client library waits no longer
+_NOT_SOON_US = 600_000_000  # what one is told who has no appointment: his client does not come back by itself
 _GRACE_US = 15_000_000  # an appointment that nobody has kept by then is nobody's any more
 _ONE = 1_024
 _SPACING_FIRST = 4 * _ONE  # those who come back take a quarter of the device,
@@ -47,7 +48,8 @@ class ReturnBook:
     def appoint(self, tenant_id: str, *, wait_us: int, cost_us: int, salt: int, now_us: int) -> int:
         """Retry-After for one who was refused and would be served after ``wait_us``, with work of ``cost_us``.
 
-        Beyond ten minutes nothing is promised: a time that is spread, so that the refused do not return together.
+        No appointment is further away than ``RETRY_MAX_US``. Who gets none is told ten minutes or more, spread: nothing
+        is promised by it.
         """
         if not self.has_open(now_us):
             self._turns.clear()
@@ -55,12 +57,10 @@ class ReturnBook:
         if turns is None:
             turns = self._turns[tenant_id] = _Turns()
         turns.next_us = max(turns.next_us, now_us + RETRY_MIN_US)
-        at_us = max(now_us + wait_us, turns.next_us)
+        at_us = max(now_us + wait_us, turns.next_us, turns.due[-1] if turns.due else 0)
         if at_us > now_us + RETRY_MAX_US:
-            return spread(wait_us=RETRY_MAX_US, salt=salt)
+            return spread(wait_us=_NOT_SOON_US, salt=salt)
         turns.next_us += cost_us * len(self._turns) * self._spacing // _ONE
-        if turns.due:
-            at_us = max(at_us, turns.due[-1])
         turns.due.append(at_us)
         self._last_us = at_us if self._last_us is None else max(self._last_us, at_us)
         return at_us - now_us

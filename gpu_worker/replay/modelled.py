@@ -46,6 +46,7 @@ class ModelledRun:
     def run(self, show: Callable[[float], None]) -> Tally:
         """To the moment at which the log ends."""
         self._run_until(self._until_us, show)
+        self.tally.ended_us = self._until_us  # rates of both are over the same span
         return self.tally
 
     def run_on(self) -> Tally:

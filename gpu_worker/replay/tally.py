@@ -64,7 +64,7 @@ class Tally:
         self._seen.setdefault(request.request_id, _Seen(now_us, rows))
         self._begin(now_us)
 
-    def _begin(self, now_us: int) -> None:
+    def _begin(self, now_us: int | None) -> None:
         if self.began_us is None:
             self.began_us = now_us
 
@@ -72,7 +72,7 @@ class Tally:
         self, plan: StepPlan, result: StepResult, events: StepEvents, engine: Scheduler, planned_us: int, now_us: int
     ) -> None:
         """After the step was applied at ``now_us``."""
-        self._begin(planned_us)
+        self._begin(None if plan.is_empty else planned_us)
         if not self.is_over:
             self.ended_us = now_us
         if not (plan.is_empty or self.is_over):

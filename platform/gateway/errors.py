@@ -167,15 +167,20 @@ class Refusal:
         return msgspec.json.encode({"error": self.error()})
 
     def headers(self) -> dict[str, str]:
-        """Retry headers. ``Retry-After`` is whole seconds (>= 1), ``retry-after-ms`` the exact value."""
+        """Retry headers. ``Retry-After`` is whole seconds (>= 1), ``retry-after-ms`` the exact value. A deadline that
+        no wait helps, and a time further away than clients wait, say that coming back by itself is of no use.
+        """
         match self.row.retry:
             case Retry.SILENT:
                 return {}
             case Retry.NEVER:
                 return {"x-should-retry": "false"}
             case Retry.LATER:
-                delay_us = min(max(1, self.retry_after_us or 1_000_000), MAX_RETRY_AFTER_US)
-                return {"retry-after": str(-(-delay_us // 1_000_000)), "retry-after-ms": str(-(-delay_us // 1_000))}
+                if self.retry_after_us is None and self.reason is Reason.DEADLINE:
+                    return {"x-should-retry": "false"}
+                delay_us = max(1, self.retry_after_us or 1_000_000)
+                told = {"retry-after": str(-(-delay_us // 1_000_000)), "retry-after-ms": str(-(-delay_us // 1_000))}
+                return told if delay_us <= MAX_RETRY_AFTER_US else told | {"x-should-retry": "false"}
 
 
 class InvalidRequest(Exception):

@@ -30,9 +30,16 @@ def test_retry_after_is_whole_seconds_rounded_up_and_milliseconds_exactly() -> N
     assert headers == {"retry-after": "3", "retry-after-ms": "2300"}
 
 
-def test_a_wait_longer_than_the_client_would_accept_is_told_as_the_longest_it_accepts() -> None:
+def test_who_would_wait_longer_than_clients_do_is_told_how_long_and_not_to_come_back_by_itself() -> None:
     headers = Refusal(reason=Reason.OVERLOADED, message="", retry_after_us=900_000_000).headers()
-    assert headers["retry-after"] == "120"
+    assert headers == {"retry-after": "900", "retry-after-ms": "900000", "x-should-retry": "false"}
+    longest = Refusal(reason=Reason.OVERLOADED, message="", retry_after_us=120_000_000).headers()
+    assert longest == {"retry-after": "120", "retry-after-ms": "120000"}
+
+
+def test_a_deadline_that_no_wait_helps_is_not_worth_another_try() -> None:
+    assert Refusal(reason=Reason.DEADLINE, message="").headers() == {"x-should-retry": "false"}
+    assert "retry-after" in Refusal(reason=Reason.DEADLINE, message="", retry_after_us=2_000_000).headers()
 
 
 def test_what_no_waiting_can_help_says_should_not_retry_and_no_retry_after() -> None:

@@ -151,3 +151,16 @@ def test_who_keeps_memory_goes_on_when_nobody_else_runs_though_the_head_of_the_l
     assert world.board()[keeps] == "held"
     world.run_until(lambda: world.story(keeps).has_ended, limit=100)
     world.run_until(lambda: world.story(waits).has_ended, limit=100)
+
+
+def test_of_those_who_all_wait_for_a_block_and_must_come_out_the_same_the_most_urgent_goes_on() -> None:
+    world = World(12, 3, 512, policy=policy(cap_memory_percent=100, quantum_steps=1), num_host_blocks=0)
+    for rank in (INTERACTIVE, DEFAULT, BATCH):
+        world.teach(rank, output=2)
+    asked = [
+        world.submit(rank, 60, 40, reproducible=True) for rank in (INTERACTIVE, DEFAULT, BATCH)
+    ]  # four blocks each
+    world.finish(limit=400)
+    assert all(len(world.story(i).token_ids) == 40 for i in asked)
+    ends = [world.story(i).token_us[-1] for i in asked]
+    assert ends == sorted(ends)
