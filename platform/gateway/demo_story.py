@@ -277,10 +277,12 @@ def make_prompt(chance: random.Random, tokens: int, count: Callable[[str], int])
 
 
 def _is_full(load: LoadSnapshot) -> bool:
-    """Nine in ten blocks are taken (the class cap leaves the rest to higher classes), or somebody had to give way."""
+    """Four in five blocks are taken while others wait (cap and headroom of the class leave the rest to higher ones, and
+    a request that does not fit whole is not begun), or somebody had to give way.
+    """
     batch = [c for c in load.classes if c.priority_class is PriorityClass.BATCH]
     waiting, paused = sum(c.num_waiting for c in batch), sum(c.num_suspended for c in batch)
-    return paused > 0 or (waiting > 0 and load.num_free_blocks * 10 <= load.num_blocks)
+    return paused > 0 or (waiting > 0 and load.num_free_blocks * 5 <= load.num_blocks)
 
 
 def calibrate_us() -> int:
