@@ -305,6 +305,7 @@ def test_whatever_an_engine_can_be_told_is_recorded() -> None:
         "explain",
         "load",
         "prefix_keys_in_use",
+        "tenants",
         "waiting_services",
     }
     told = {name for name, value in vars(Scheduler).items() if callable(value) and not name.startswith("_")}
