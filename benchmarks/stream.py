@@ -108,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if min(found.readers, found.tokens) < 1:
         parser.error("--readers and --tokens must be at least 1")
     try:
-        with open_target(found.demo_file) as target:
+        with open_target(found.demo_file, "instant") as target:
             say(f"{found.readers} readers, {found.tokens} tokens each, from {target.base_url}")
             result = asyncio.run(measure(target, num_readers=found.readers, num_tokens=found.tokens))
     except (ServerRefused, httpx2.HTTPError, OSError, ValueError, RuntimeError) as error:

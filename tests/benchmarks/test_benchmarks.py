@@ -90,3 +90,10 @@ def test_loopback_is_told_from_the_rest(url: str, expected: bool) -> None:
 def test_a_quantile_is_the_smallest_value_that_enough_others_do_not_pass() -> None:
     assert [quantile([3, 1, 2, 4], share) for share in (0.25, 0.5, 0.51, 1.0)] == [1, 2, 3, 4]
     assert quantile([], 0.5) is None
+
+
+def test_the_relay_of_tokens_is_measured_on_a_platform_of_its_own(project_root: Path) -> None:
+    done = run(project_root, "-m", "benchmarks.stream", "--readers=4", "--tokens=5", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert (found["sse"]["tokens"], found["websocket"]["tokens"]) == (20, 20)
