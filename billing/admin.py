@@ -172,17 +172,13 @@ class StatementAdmin(OfTenants):
         if not self.has_view_permission(request):
             raise PermissionDenied
         statement = get_object_or_404(Statement, id=statement_id)
-        if kind == "csv":
-            body, content_type = documents.statement_csv(statement).encode(), "text/csv; charset=utf-8"
-        elif kind == "pdf":
-            body, content_type = (
-                documents.statement_pdf(statement, tenant_name=self.of_tenant(statement)),
-                "application/pdf",
-            )
-        else:
-            raise Http404(f"a statement comes as csv or pdf, not {kind}")
-        disposition = f'attachment; filename="statement-{statement.day}.{kind}"'
-        return HttpResponse(body, content_type=content_type, headers={"Content-Disposition": disposition})
+        try:
+            file = documents.statement_file(statement, kind, tenant_name=self.of_tenant(statement))
+        except ValueError as error:
+            raise Http404(str(error)) from error
+        body, content_type, name = file
+        headers = {"Content-Disposition": f'attachment; filename="{name}"'}
+        return HttpResponse(body, content_type=content_type, headers=headers)
 
     @admin.display(description="charged")
     def charged(self, row: Statement) -> str:

@@ -95,6 +95,16 @@ def statement_pdf(statement: Statement, *, tenant_name: str) -> bytes:
     return out.getvalue()
 
 
+def statement_file(statement: Statement, kind: str, *, tenant_name: str) -> tuple[bytes, str, str]:
+    """(body, content type, file name) of a statement as ``csv`` or ``pdf``. Raises ValueError for another kind."""
+    name = f"statement-{statement.day}.{kind}"
+    if kind == "csv":
+        return statement_csv(statement).encode(), "text/csv; charset=utf-8", name
+    if kind == "pdf":
+        return statement_pdf(statement, tenant_name=tenant_name), "application/pdf", name
+    raise ValueError(f"a statement comes as csv or pdf, not {kind}")
+
+
 def _line_cells(line: dict[str, Any]) -> list[str]:
     return [*(str(line[name]) for name in _LINE[:-1]), money(line["cost_micros"])]
 

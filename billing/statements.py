@@ -13,10 +13,10 @@ from zoneinfo import ZoneInfo
 from django.db.models import Count, Min, Q, QuerySet, Sum
 
 from billing.models import LedgerEntry, Statement
+from billing.selectors import ENDS
 from tenants.models import ApiKey, Project, Tenant
 
 GRACE = timedelta(minutes=10)
-ENDS = ("settle", "release")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,9 @@ typo is refused without a look-up. Only the SHA-256 of the secret is ever stored
 
 from __future__ import annotations
 
+import enum
 import hashlib
+import hmac
 import re
 import secrets
 import string
@@ -25,6 +27,7 @@ _SHAPE = re.compile(
     rf"(?P<secret>[0-9A-Za-z]{{{SECRET_LENGTH}}}))"
     rf"(?P<checksum>[0-9A-Za-z]{{{CHECKSUM_LENGTH}}})"
 )
+_NOBODY_SHA256 = "0" * 64
 _ENVIRONMENT = re.compile(r"[a-z]{1,16}")
 
 
@@ -73,6 +76,24 @@ def parse(text: str) -> ParsedKey:
     if _checksum(match["body"]) != match["checksum"]:
         raise MalformedKey("the checksum does not fit: the key was mistyped or cut")
     return ParsedKey(env=match["env"], public_id=match["public_id"], secret=match["secret"])
+
+
+class Match(enum.Enum):
+    """Which of a key's two secrets was sent."""
+
+    NONE = "none"
+    CURRENT = "current"
+    PREVIOUS = "previous"
+
+
+def match(secret: str, current_sha256: str, previous_sha256: str) -> Match:
+    """In constant time, also for a key that does not exist: give "" for its digests. Whether the previous secret is
+    still in its grace, and whether the key has ended, is the caller's to ask.
+    """
+    sent = digest(secret)
+    is_current = hmac.compare_digest(sent, current_sha256 or _NOBODY_SHA256)
+    is_previous = hmac.compare_digest(sent, previous_sha256 or _NOBODY_SHA256)
+    return Match.CURRENT if is_current else Match.PREVIOUS if is_previous else Match.NONE
 
 
 def digest(secret: str) -> str:

@@ -6,7 +6,6 @@ Knows keys; refuses to know limits. A revoked key stops within a second (push), 
 from __future__ import annotations
 
 import asyncio
-import hmac
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -21,12 +20,12 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 from gateway.errors import Reason, Refusal
 from scheduler_engine.policy import PriorityClass
 from tenants import api_keys
+from tenants.api_keys import Match
 
 KEY_TTL_S = 25.0  # where no push arrives; sockets and streams look again five seconds later at the latest
 UNKNOWN_TTL_S = 1.0
 CACHE_SIZE = 10_000
 _QUERY_NAMES = frozenset({"key", "api_key", "apikey", "api-key", "access_token", "token", "authorization"})
-_NOBODY_SHA256 = "0" * 64
 _WRONG_KEY = "Incorrect API key provided."
 
 
@@ -108,13 +107,12 @@ class Keys:
             stored = await self._find(key.public_id)
         except KeyStoreDown:
             return Refusal(reason=Reason.UNAVAILABLE, message="Keys cannot be checked now.")
-        digest = api_keys.digest(key.secret)
-        is_current = hmac.compare_digest(digest, stored.secret_sha256 if stored else _NOBODY_SHA256)
-        is_previous = hmac.compare_digest(digest, (stored and stored.previous_sha256) or _NOBODY_SHA256)
-        if stored is None or not self._is_usable(stored):
+        current, previous = (stored.secret_sha256, stored.previous_sha256) if stored else ("", "")
+        match = api_keys.match(key.secret, current, previous)
+        if stored is None or match is Match.NONE or not self._is_usable(stored):
             return Refusal(reason=Reason.INVALID_KEY, message=_WRONG_KEY)
-        sunset_at_s = None if is_current else stored.previous_until_s
-        if not is_current and (not is_previous or sunset_at_s is None or self._wall_clock_s() >= sunset_at_s):
+        sunset_at_s = stored.previous_until_s if match is Match.PREVIOUS else None
+        if match is Match.PREVIOUS and (sunset_at_s is None or self._wall_clock_s() >= sunset_at_s):
             return Refusal(reason=Reason.INVALID_KEY, message=_WRONG_KEY)
         self._used.add(stored.key_id)
         return Caller(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -17,11 +16,11 @@ from rest_framework.views import APIView
 from gateway.auth import key_of_request
 from gateway.errors import Refusal
 from tenants import api_keys
+from tenants.api_keys import Match
 from tenants.models import ApiKey
 from tenants.roles import Capability, Role, may
 
 _WRONG_KEY = "Incorrect API key provided. The management API takes management keys, which the console makes."
-_NOBODY_SHA256 = "0" * 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +58,13 @@ def _principal(text: str) -> Principal:
     except api_keys.MalformedKey as error:
         raise AuthenticationFailed(_WRONG_KEY) from error
     key = ApiKey.objects.select_related("tenant").filter(public_id=parsed.public_id).first()
-    digest, now = api_keys.digest(parsed.secret), timezone.now()
-    is_current = hmac.compare_digest(digest, key.secret_sha256 if key else _NOBODY_SHA256)
-    is_previous = hmac.compare_digest(digest, (key and key.previous_sha256) or _NOBODY_SHA256)
-    if key is None or not key.role or key.revoked_at is not None or not key.tenant.is_active:
+    match = api_keys.match(parsed.secret, *((key.secret_sha256, key.previous_sha256) if key else ("", "")))
+    if key is None or match is Match.NONE or not key.role or key.revoked_at is not None or not key.tenant.is_active:
         raise AuthenticationFailed(_WRONG_KEY)
-    in_grace = is_previous and key.previous_until is not None and now < key.previous_until
-    if not (is_current or in_grace) or (key.expires_at is not None and key.expires_at <= now):
+    now = timezone.now()
+    if match is Match.PREVIOUS and (key.previous_until is None or now >= key.previous_until):
+        raise AuthenticationFailed(_WRONG_KEY)
+    if key.expires_at is not None and key.expires_at <= now:
         raise AuthenticationFailed(_WRONG_KEY)
     return Principal(key.tenant_id, key.id, f"key:{key.name} {key.public_id}", Role(key.role))
 

@@ -83,11 +83,10 @@ class OneStatement(View):
         match request.query_params.get("format", "json"):
             case "json":
                 return Response({**statement_out(found), "lines": found.lines, "corrections": found.corrections})
-            case "csv":
-                return HttpResponse(documents.statement_csv(found), content_type="text/csv; charset=utf-8")
-            case "pdf":
+            case "csv" | "pdf" as kind:
                 name = Tenant.objects.get().name
-                return HttpResponse(documents.statement_pdf(found, tenant_name=name), content_type="application/pdf")
+                body, content_type, _ = documents.statement_file(found, kind, tenant_name=name)
+                return HttpResponse(body, content_type=content_type)
             case _:
                 raise _wrong("format", "must be json, csv or pdf")
 

@@ -112,12 +112,9 @@ def statement_list(request: HttpRequest, me: Member) -> HttpResponse:
 def statement_file(request: HttpRequest, me: Member, statement_id: uuid.UUID, kind: str) -> HttpResponse:
     """As ``csv`` or ``pdf``."""
     statement = get_object_or_404(Statement, id=statement_id)
-    if kind == "csv":
-        body, content_type = documents.statement_csv(statement).encode(), "text/csv; charset=utf-8"
-    else:
-        body, content_type = documents.statement_pdf(statement, tenant_name=me.tenant.name), "application/pdf"
-    name = f'attachment; filename="statement-{statement.day}.{kind}"'
-    return HttpResponse(body, content_type=content_type, headers={"Content-Disposition": name})
+    body, content_type, name = documents.statement_file(statement, kind, tenant_name=me.tenant.name)
+    headers = {"Content-Disposition": f'attachment; filename="{name}"'}
+    return HttpResponse(body, content_type=content_type, headers=headers)
 
 
 def _names(by: str) -> dict[str, str]:
