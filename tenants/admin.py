@@ -120,6 +120,13 @@ class ApiKeyAdmin(KeepRows):
         self.message_user(request, f"{revoked} keys revoked; they open nothing from now on.", messages.SUCCESS)
 
 
+class Policy(KeepRows):
+    """Rows of the policy. Where a second person must agree, they are edited at the policy desk alone."""
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return not settings.RUBATO_POLICY_NEEDS_APPROVAL and super().has_change_permission(request, obj)
+
+
 class PriorityClassForm(forms.ModelForm):  # type: ignore[type-arg]
     """Checks what spans the three classes before anything is saved."""
 
@@ -138,7 +145,7 @@ class PriorityClassForm(forms.ModelForm):  # type: ignore[type-arg]
 
 
 @admin.register(PriorityClass)
-class PriorityClassAdmin(KeepRows):
+class PriorityClassAdmin(Policy):
     list_display = ["label", "ttft_target_ms", "tbt_target_ms", "max_queue_wait_ms", "floor_percent"]
     form = PriorityClassForm
 
@@ -153,7 +160,7 @@ class PriorityClassAdmin(KeepRows):
 
 
 @admin.register(QuotaPolicy)
-class QuotaPolicyAdmin(KeepRows):
+class QuotaPolicyAdmin(Policy):
     """The matrix tenant x class, edited in place. An empty field is no limit, 0 is nothing allowed."""
 
     list_editable = [

@@ -241,3 +241,16 @@ def test_a_statement_is_downloaded_from_its_list(
     answer = operator.get(reverse("admin:billing_statement_file", args=[statement.pk, kind]))
     assert answer["Content-Type"].startswith(content_type)
     assert answer.content.startswith(start)
+
+
+def test_where_a_second_person_must_agree_the_admin_shows_the_policy_and_edits_nothing(
+    operator: Client, aurora: Any, settings: Any
+) -> None:
+    settings.RUBATO_POLICY_NEEDS_APPROVAL = True
+    before = PolicyVersion.objects.count()
+    page = operator.get(reverse("admin:tenants_quotapolicy_changelist"))
+    assert (page.status_code, b'name="form-0-weight"' in page.content) == (200, False)
+    operator.post(reverse("admin:tenants_quotapolicy_changelist"), matrix_form(aurora_default_weight=7))
+    row = reverse("admin:tenants_priorityclass_change", args=["batch"])
+    assert operator.post(row, {"floor_percent": 7}).status_code == 403
+    assert PolicyVersion.objects.count() == before
