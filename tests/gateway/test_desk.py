@@ -355,6 +355,10 @@ def test_a_search_finds_tenants_by_name_and_says_where_there_is_none(house: Any)
     assert "No tenant is called" in house.alice.get("/operator/policy/?q=zzz").content.decode()
 
 
+def test_a_nul_in_a_query_is_a_bad_request_and_no_failure_of_ours(house: Any) -> None:
+    assert house.alice.get("/operator/policy/?q=%00").status_code == 400
+
+
 # --- the replay
 
 

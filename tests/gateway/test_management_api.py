@@ -120,7 +120,9 @@ def aurora(houses: dict[str, House]) -> House:
 def call(text: str | None, method: str, route: str, body: Any = None) -> Any:
     headers = {} if text is None else {"Authorization": f"Bearer {text}"}
     content = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
-    return Client().generic(method, f"{ROOT}/{route}", content, "application/json", headers=headers)
+    return Client(enforce_csrf_checks=True).generic(
+        method, f"{ROOT}/{route}", content, "application/json", headers=headers
+    )
 
 
 def error(answer: Any) -> dict[str, Any]:
@@ -263,6 +265,9 @@ def test_bad_input_is_refused_by_name(aurora: House, method: str, route: str, bo
         ("GET", "nonsense", None, 404),
         ("GET", "projects/nonsense", None, 404),
         ("PUT", "projects", {}, 405),
+        ("POST", "nonsense", {}, 404),
+        ("DELETE", "nonsense", None, 404),
+        ("GET", "usage/completions?start_time=1&models[]=%00", None, 400),
         ("POST", "projects", b"{", 400),
         ("POST", "projects", b"\xff\xfe", 400),
     ],

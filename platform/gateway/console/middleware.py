@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from typing import Any
+from urllib.parse import unquote
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
+from django.core.exceptions import BadRequest
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from whitenoise.middleware import WhiteNoiseMiddleware
@@ -34,6 +36,22 @@ class StaticFiles(WhiteNoiseMiddleware):  # type: ignore[misc]  # WhiteNoise bri
             with found.file as file:
                 content = file.read()
         return HttpResponse(content, status=int(found.status), headers=dict(found.headers))
+
+
+class PlainQuery:
+    """Always: no page and no route of the management API meets a NUL in a query: no text of the database holds one."""
+
+    sync_capable = async_capable = True
+
+    def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
+        self._get_response = get_response
+        if iscoroutinefunction(get_response):
+            markcoroutinefunction(self)
+
+    def __call__(self, request: HttpRequest) -> Any:
+        if "\0" in unquote(request.META.get("QUERY_STRING", "")):
+            raise BadRequest("a NUL character in the query")
+        return self._get_response(request)
 
 
 class ContentSecurityPolicy:

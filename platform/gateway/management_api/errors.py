@@ -8,6 +8,7 @@ from django.core.exceptions import ObjectDoesNotExist
 from django.core.exceptions import ValidationError as ModelError
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.views import defaults
+from django.views.decorators.csrf import csrf_exempt
 from rest_framework import exceptions
 from rest_framework.response import Response
 from rest_framework.views import exception_handler
@@ -62,6 +63,7 @@ def _first(detail: Any) -> tuple[str | None, str]:
     return None, str(detail)
 
 
+@csrf_exempt  # a key, not a cookie: whatever the method, it is JSON
 def not_found(request: HttpRequest, path: str = "") -> JsonResponse:
     """Any other path under the API."""
     return JsonResponse(error_body(404, f"There is no {request.path[:200]} here."), status=404)
@@ -70,7 +72,7 @@ def not_found(request: HttpRequest, path: str = "") -> JsonResponse:
 def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
     """Django's handler400: a wrong Host header, for one."""
     if _is_api(request):
-        words = "The request cannot be read: check its Host header and its path."
+        words = "The request cannot be read: check its Host header, its path and its query."
         return JsonResponse(error_body(400, words), status=400)
     return defaults.bad_request(request, exception)
 

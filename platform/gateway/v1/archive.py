@@ -92,6 +92,8 @@ def query_of(exchange: Exchange, *known: str) -> dict[str, str]:
             raise invalid(Reason.UNKNOWN_PARAMETER, f"Unknown parameter: {name[:80]!r}.", name[:80])
         if name in query:
             raise invalid(Reason.INVALID_VALUE, f"{name!r} is given more than once.", name)
+        if "\0" in value:
+            raise invalid(Reason.INVALID_VALUE, f"{name!r} must not hold a NUL character.", name)
         query[name] = value
     return query
 

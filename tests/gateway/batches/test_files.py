@@ -202,7 +202,8 @@ def test_a_file_name_is_only_ever_a_name(platform: Platform, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "query", ["limit=0", "limit=10001", "limit=two", "after=me", "order=up", "colour=red", "limit=1&limit=2"]
+    "query",
+    ["limit=0", "limit=10001", "limit=two", "after=me", "order=up", "colour=red", "limit=1&limit=2", "purpose=%00"],
 )
 def test_a_wrong_query_names_its_parameter(platform: Platform, query: str) -> None:
     headers = {"authorization": f"Bearer {platform.keys['aurora']}"}
