@@ -31,12 +31,12 @@ WARM_UP = 50
 RATE, REFUSAL_RATE = 100.0, 500.0
 CONNECTIONS = 64
 _LIMITS = httpx2.Limits(max_connections=CONNECTIONS, max_keepalive_connections=CONNECTIONS)
-RIVAL_SHARE = 10  # the rival gets a tenth of the requests: it is that much slower
 REFUSALS: dict[str, tuple[str, dict[str, Any], int]] = {  # whose key, what is asked for beside, the answer
     "bad_key": ("sk_demo_000000000000_no", {}, 401),
     "never_within_limit": ("nova", {"n": 16, "max_tokens": 2_000}, 429),
     "no_such_model": ("aurora", {"model": "none"}, 404),
 }
+COMPARED = ("requests_per_s", "requests_per_gateway_cpu_s")
 PARTS = {  # name -> a word of its command line
     "gateway": "gateway.asgi:application",
     "settler": "settle_usage",
@@ -203,8 +203,7 @@ def run(found: argparse.Namespace) -> dict[str, Any]:
         result["slot_free_after"] = asyncio.run(measure_leaving(target, times=found.times))
     if found.rival is not None:
         result["rival"] = _rival(found)
-        ours, theirs = result["requests_per_s"], result["rival"].get("requests_per_s")
-        result["times_the_rival"] = round(ours / theirs, 1) if theirs else None
+        result["times_the_rival"] = {name: _times(result, result["rival"], name) for name in COMPARED}
     return result
 
 
@@ -212,7 +211,13 @@ def _rival(found: argparse.Namespace) -> dict[str, Any]:
     program = gateway_rival.program_of(found.rival_python)
     if program is None:
         return {"skipped": f"no litellm beside {found.rival_python}: pip install 'litellm[proxy]' in a venv of its own"}
-    return gateway_rival.measure(program, num_requests=max(1, found.requests // RIVAL_SHARE), at_once=found.at_once)
+    return gateway_rival.measure(program, num_requests=found.requests, at_once=found.at_once)
+
+
+def _times(ours: dict[str, Any], rival: dict[str, Any], name: str) -> float | None:
+    """How many times the rival's figure ours is; None where either has none."""
+    mine, theirs = ours.get(name), rival.get(name)
+    return round(mine / theirs, 1) if mine and theirs else None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
