@@ -20,12 +20,14 @@ from typing import Any
 
 import httpx2
 import psutil
+import psycopg
 from redis.asyncio import Redis
 
 from benchmarks import gateway_rival
 from benchmarks.chats import Caller, Kind, ServerRefused, caller, closed_loop, open_loop
 from benchmarks.figures import machine, quantiles_ms, report, say
 from benchmarks.serving import Target, of_demo_file, own_platform
+from tenants import api_keys
 
 WARM_UP = 50
 RATE, REFUSAL_RATE = 100.0, 500.0
@@ -33,6 +35,7 @@ CONNECTIONS = 64
 _LIMITS = httpx2.Limits(max_connections=CONNECTIONS, max_keepalive_connections=CONNECTIONS)
 REFUSALS: dict[str, tuple[str, dict[str, Any], int]] = {  # whose key, what is asked for beside, the answer
     "bad_key": ("sk_demo_000000000000_no", {}, 401),
+    "unknown_key": (api_keys.make("demo").text, {}, 401),  # its checksum is right: looked up, once a second
     "never_within_limit": ("nova", {"n": 16, "max_tokens": 2_000}, 429),
     "no_such_model": ("aurora", {"model": "none"}, 404),
 }
@@ -105,6 +108,7 @@ async def measure(target: Target, *, num_requests: int, at_once: int, seconds: f
         "latency_alone_ms": quantiles_ms([answer.total_s for answer in alone]),
         "latency_ms": quantiles_ms([answer.total_s for answer in crowd]),
         "at_rate": paced,
+        "database_transactions_while_idle": await _transactions_while_idle(target, seconds),
         "refusals": {name: await _refusals(target, name, seconds) for name in REFUSALS},
         "refused": len(refused),
     }
@@ -126,7 +130,7 @@ async def _paced(one: Caller, kind: Kind, refused: list[str], seconds: float) ->
 
 
 async def _refusals(target: Target, name: str, seconds: float) -> dict[str, Any]:
-    """How soon a request that is let in nowhere is told so, REFUSAL_RATE times a second."""
+    """How soon a request that is let in nowhere is told so, REFUSAL_RATE times a second, and what the database saw."""
     key, changes, status = REFUSALS[name]
     body = {"model": target.model, "messages": [{"role": "user", "content": "river"}], "max_tokens": 1, **changes}
     headers = {"Authorization": f"Bearer {target.keys.get(key, key)}"}
@@ -140,10 +144,33 @@ async def _refusals(target: Target, name: str, seconds: float) -> dict[str, Any]
             return time.perf_counter() - started
 
         await asyncio.gather(*(ask() for _ in range(CONNECTIONS)))  # each opens a connection
+        before = _transactions(target)
         took, rate = await open_loop(ask, per_s=REFUSAL_RATE, seconds=seconds)
+        seen = _transactions(target)
     if set(statuses) != {status}:
         raise ServerRefused(f"refusals ({name}) were answered {dict(statuses)}, and not {status}")
-    return {"requests_per_s": round(rate, 1), "latency_ms": quantiles_ms(took)}
+    asked = None if before is None or seen is None else seen - before
+    return {"requests_per_s": round(rate, 1), "latency_ms": quantiles_ms(took), "database_transactions": asked}
+
+
+async def _transactions_while_idle(target: Target, seconds: float) -> int | None:
+    """What the others (settler, Celery, this look) ask of the database in the same time, with nobody at the door."""
+    before = _transactions(target)
+    await asyncio.sleep(seconds)
+    seen = _transactions(target)
+    return None if before is None or seen is None else seen - before
+
+
+def _transactions(target: Target) -> int | None:
+    """Ended in the platform's database since it began, as PostgreSQL counts them (a second late at most)."""
+    if target.data is None:
+        return None
+    addresses = json.loads((target.data / "services.json").read_text())
+    with psycopg.connect(addresses["DATABASE_URL"], autocommit=True) as database:
+        row = database.execute(
+            "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current_database()"
+        ).fetchone()
+    return None if row is None else int(row[0])
 
 
 async def _until_free(redis: Redis) -> None:

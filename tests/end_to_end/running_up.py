@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-START_LIMIT_S = 90.0
+START_LIMIT_S = 240.0  # a machine that tests share with other work is slow to start
 
 
 def free_port() -> int:

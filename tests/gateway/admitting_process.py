@@ -1,7 +1,7 @@
-"""One of the web processes of test_admission_processes: admits when told, and says what came of it.
+"""One of the web processes of test_admission_processes: lets in and takes back when told, and says what came of it.
 
-Run as ``python admitting_process.py URL PREFIX``. Reads lines ``{"at_ns": …, "tenant": …, "number": …}`` and, at that
-moment of the machine's monotonic clock, asks for that many responses of worst case 60 at once under a cap of 100.
+Run as ``python admitting_process.py URL PREFIX``. Reads an ``Order`` a line and, at its moment of the machine's
+monotonic clock, does all of it at once: asks for so many responses of worst case 60, and releases those it names.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import sys
 import time
 import uuid
+from dataclasses import dataclass, field
 from zoneinfo import ZoneInfo
 
 from redis.asyncio import Redis
@@ -18,19 +19,32 @@ from redis.asyncio import Redis
 from billing.pricing import TokenPrices
 from gateway.admission import Admission, Denied, Grant, Wish
 from scheduler_engine.policy import PriorityClass, TenantClassPolicy
+from wire.messages import Released
+from wire.redis_bus import RedisGatewayBus
 from wire.redis_keys import Keys
 
-CAP = 100
 PRICES = TokenPrices(prompt=1_000_000, cached=1_000_000, output=1_000_000)  # one micro for each token
 
 
-def wish(tenant_id: str) -> Wish:
-    quota = TenantClassPolicy(tenant_id=tenant_id, priority_class=PriorityClass.DEFAULT, money_micros=CAP)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """``now_ms`` is the clock that limits are taken by; None is Redis' own."""
+
+    at_ns: int
+    tenant: str
+    number: int
+    limits: dict[str, int]
+    release: list[str] = field(default_factory=list)
+    now_ms: int | None = None
+
+
+def wish(order: Order) -> Wish:
+    quota = TenantClassPolicy(tenant_id=order.tenant, priority_class=PriorityClass.DEFAULT, **order.limits)
     return Wish(
         response_id=str(uuid.uuid4()),
-        gateway_id=f"gateway-{tenant_id}",
+        gateway_id=f"gateway-{order.tenant}",
         worker_id="worker-1",
-        tenant_id=tenant_id,
+        tenant_id=order.tenant,
         project_id="p",
         key_id="k",
         priority_class=PriorityClass.DEFAULT,
@@ -49,25 +63,37 @@ def wish(tenant_id: str) -> Wish:
 def as_json(outcome: Grant | Denied) -> dict[str, object]:
     if isinstance(outcome, Grant):
         return {"admitted": outcome.response_id}
-    return {"status": outcome.refusal.status, "code": outcome.refusal.row.code}
+    return {"status": outcome.refusal.status, "code": outcome.refusal.row.code, "reason": outcome.refusal.reason.name}
+
+
+def admission(client: Redis, keys: Keys, now_ms: int | None) -> Admission:
+    return Admission(client, keys, None if now_ms is None else lambda: now_ms)
 
 
 async def race(url: str, keys: Keys) -> None:
     """A connection for each of a barrier's requests is opened before the barrier."""
     clients: list[Redis] = []
+    bus = RedisGatewayBus(url, f"gateway-{uuid.uuid4().hex}", keys=keys)
+    await bus.open()
     for line in iter(sys.stdin.readline, ""):
-        order = json.loads(line)
-        while len(clients) < order["number"]:
+        order = Order(**json.loads(line))
+        while len(clients) < order.number:
             clients.append(Redis.from_url(url, protocol=2))
             await clients[-1].ping()
-        asks = [Admission(client, keys).admit(wish(order["tenant"])) for client in clients]
-        while time.monotonic_ns() < order["at_ns"]:
+        asks = [admission(client, keys, order.now_ms).admit(wish(order)) for client in clients[: order.number]]
+        releases = [
+            bus.append_usage(Released(response_id=response_id, tenant_id=order.tenant, reason="test"))
+            for response_id in order.release
+        ]
+        while time.monotonic_ns() < order.at_ns:
             pass  # a barrier: sleeping would wake each process at another moment
-        outcomes = await asyncio.gather(*asks)
-        sys.stdout.write(json.dumps([as_json(outcome) for outcome in outcomes]) + "\n")
+        outcomes = (await asyncio.gather(*asks, *releases))[: len(asks)]
+        sys.stdout.write(json.dumps([as_json(outcome) for outcome in outcomes if outcome is not None]) + "\n")
         sys.stdout.flush()
     for client in clients:
         await client.aclose()
+    await bus.close()
 
 
-asyncio.run(race(sys.argv[1], Keys(sys.argv[2])))
+if __name__ == "__main__":
+    asyncio.run(race(sys.argv[1], Keys(sys.argv[2])))

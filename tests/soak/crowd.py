@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
+from uuid import UUID
 
 import httpx2
 
@@ -18,12 +20,15 @@ PAUSE_S = 0.2  # after a refusal or a broken connection
 
 
 class Crowd:
-    """Asks over plain HTTP. Always: ``outcomes`` holds each request once, by how it ended for its client."""
+    """Asks over plain HTTP. Always: ``outcomes`` holds each request once, by how it ended for its client, and ``told``
+    the (prompt, output) tokens of every answer that came whole: what the books must say, whoever died meanwhile.
+    """
 
     def __init__(self, platform: Up, seed: int) -> None:
         self._demo = platform.demo
         self._random = random.Random(seed)
         self.outcomes: Counter[str] = Counter()
+        self.told: dict[UUID, tuple[int, int]] = {}
 
     def body(self, *, words: int, max_tokens: int, **changes: Any) -> dict[str, Any]:
         text = " ".join(self._random.choice(WORDS) for _ in range(words))
@@ -32,6 +37,7 @@ class Crowd:
             "messages": [{"role": "user", "content": text}],
             "max_completion_tokens": max_tokens,
             "ignore_eos": True,
+            **({"stream_options": {"include_usage": True}} if changes.get("stream") else {}),
             **changes,
         }
 
@@ -49,12 +55,19 @@ class Crowd:
         try:
             async with client.stream("POST", "/v1/chat/completions", json=body) as answer:
                 content = await answer.aread()
+        except httpx2.TimeoutException:
+            return "hung"
         except httpx2.TransportError:
             return "broken"
         if answer.status_code != 200:
             return str(answer.status_code)
-        whole = b"data: [DONE]" in content if body.get("stream") else b'"usage"' in content
-        return "served" if whole else "cut"
+        last = _last_event(content) if body.get("stream") else json.loads(content)
+        if last is None:
+            return "cut"
+        usage = last["usage"]
+        operation = UUID(last["id"].removeprefix("chatcmpl-"))
+        self.told[operation] = (usage["prompt_tokens"], usage["completion_tokens"])
+        return "served"
 
     async def ask_and_leave(self, client: httpx2.AsyncClient, body: Mapping[str, Any], after_s: float) -> str:
         """One request whose client hangs up after so long, if it has not been answered by then."""
@@ -96,3 +109,12 @@ class Crowd:
         self.outcomes[outcome] += 1
         if outcome not in ("served", "left"):
             await asyncio.sleep(PAUSE_S)
+
+
+def _last_event(content: bytes) -> dict[str, Any] | None:
+    """The usage of a stream that came to its end; None of one that was cut short."""
+    events = [line[6:] for line in content.split(b"\n") if line.startswith(b"data: ")]
+    if not events or events[-1].strip() != b"[DONE]":
+        return None
+    found: dict[str, Any] = json.loads(events[-2])
+    return found
