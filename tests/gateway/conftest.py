@@ -8,7 +8,7 @@ import json
 import threading
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -132,6 +132,11 @@ class FakeWorker:
         """End every prefill that was held."""
         for work in self._works.values():
             work.script.prompt_first = False
+
+    def answer_to(self, gateway_id: str) -> None:
+        """All that is under way goes to this gateway from now on."""
+        for work in list(self._works.values()):
+            work.gateway_id = gateway_id
 
     def freeze(self) -> None:
         """No more snapshots and no more tokens, like a process that was stopped."""
@@ -506,29 +511,26 @@ class World:
         return None if level is None else float(level)
 
 
-class _Server(uvicorn.Server):
-    def install_signal_handlers(self) -> None: ...
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 @contextlib.asynccontextmanager
 async def serving(application: Any) -> AsyncIterator[str]:
-    """A server on a free loopback port, in this event loop."""
-    config = uvicorn.Config(
-        application, port=0, lifespan="off", log_config=None, access_log=False, timeout_graceful_shutdown=1
+    """A server on a free loopback port, in this event loop: uvicorn's protocol, and nothing that ticks."""
+    config = uvicorn.Config(application, lifespan="off", log_config=None, access_log=False)
+    config.load()
+    state = uvicorn.server.ServerState()
+    listener = await asyncio.get_running_loop().create_server(
+        lambda: config.http_protocol_class(config=config, server_state=state, app_state={}), "127.0.0.1", 0
     )
-    server = _Server(config)
-    task = asyncio.create_task(server.serve())
-    await World.until(lambda: server.started)
-    port = server.servers[0].sockets[0].getsockname()[1]
     try:
-        yield f"http://127.0.0.1:{port}"
+        yield f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
     finally:
-        server.should_exit = True
-        await task
+        listener.close()
+        for connection in list(state.connections):
+            connection.shutdown()
+        try:
+            await World.until(lambda: not (state.connections or state.tasks), 1.0)
+        except TimeoutError:
+            for task in state.tasks:
+                task.cancel()
 
 
 @pytest.fixture

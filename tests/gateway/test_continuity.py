@@ -171,6 +171,8 @@ async def test_a_background_response_whose_gateway_died_is_adopted_before_its_wo
     async with second_gateway(world) as other:
         response_id = await background(world)
         await world.until(lambda: world.worker.generated.get(response_id, 0) > 20)
+        world.worker.answer_to("gateway-dead")  # a dead gateway's outbox is nobody else's
+        await world.until(lambda: world.redis.exists(world.redis_keys.outbox("gateway-dead")))
         world.runtime.streams.forget(world.runtime.streams.get(response_id))  # as if it had been killed
         dead = await world.runtime.ownership.owner(response_id)
         assert await world.runtime.ownership.move(
