@@ -75,7 +75,7 @@ def deliver(batch: list[LedgerMessage], crashes: bool) -> None:
     ledger.apply(batch)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(plan=deliveries())
 def test_every_operation_is_booked_exactly_once_however_it_is_delivered(world: Any, plan: Any) -> None:  # P27
     operations, batches, crashes = plan

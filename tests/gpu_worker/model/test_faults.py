@@ -127,7 +127,7 @@ def test_memory_that_is_back_in_the_next_step_costs_nobody_a_request(
     assert worker.tokens["patient", 0] == expected
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(1, 6))])
 def test_clients_that_leave_at_any_moment_leave_nothing_behind_and_change_no_other_text(
     tiny_folder: Path, seed: int, tiny_alone: Callable[[list[int], int], list[int]]
 ) -> None:
