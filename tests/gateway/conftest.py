@@ -24,6 +24,7 @@ from gateway.runtime import Runtime
 from gateway.text import byte_text
 from scheduler_engine.policy import PolicySnapshot, PriorityClass, TenantClassPolicy, cpu_classes, snapshot_to_dict
 from tenants import api_keys
+from tests.loads import quiet_class, quiet_load
 from wire.bus import BadEntry, Fenced, FinishedOutput, StepOutput
 from wire.messages import (
     GRAMMAR,
@@ -32,10 +33,8 @@ from wire.messages import (
     Cancel,
     ChoiceEnd,
     ChoiceFinished,
-    ClassSnapshot,
     EngineCounters,
     Finished,
-    Histogram,
     LoadSnapshot,
     Rejected,
     Submit,
@@ -52,7 +51,6 @@ MODEL = "simulated"
 BODY_LIMIT = 1_048_576
 AURORA, BULK, NOVA, STRANGER = "aurora", "bulk", "nova", "stranger"
 COUNTERS = EngineCounters(queue_us=2_000, total_us=9_000)
-NO_TIME = Histogram(counts=(0,) * 16, sum_us=0)
 
 
 def cell(tenant_id: str, priority_class: PriorityClass, **limits: Any) -> TenantClassPolicy:
@@ -165,48 +163,19 @@ class FakeWorker:
         self.bus.close()
 
     def load(self) -> LoadSnapshot:
-        rows = tuple(self._row(priority_class) for priority_class in PriorityClass)
-        return LoadSnapshot(
+        rows = tuple(
+            quiet_class(each, closed=each in self.closed, retry_after_us=self.closed.get(each))
+            for each in PriorityClass
+        )
+        return quiet_load(
             worker_id=self.bus.worker_id,
             epoch=self.epoch,
             model=MODEL,
-            ready=True,
-            draining=False,
             max_model_len=self.max_model_len,
-            last_step_age_us=0,
             step=self.step,
-            num_blocks=100,
-            num_free_blocks=100,
-            num_host_blocks=0,
-            num_free_host_blocks=0,
-            num_slots=8,
-            num_free_slots=8,
-            policy_version=1,
-            prompt_tokens_total=0,
-            output_tokens_total=0,
-            busy_us_total=0,
             classes=rows,
             features=self.features,
             num_cache_tokens=self.num_cache_tokens,
-        )
-
-    def _row(self, priority_class: PriorityClass) -> ClassSnapshot:
-        return ClassSnapshot(
-            priority_class=priority_class,
-            num_waiting=0,
-            num_running=0,
-            num_suspended=0,
-            waiting_gpu_us=0,
-            estimated_start_q50_us=0,
-            estimated_start_q90_us=0,
-            closed=priority_class in self.closed,
-            retry_after_us=self.closed.get(priority_class),
-            prompt_tokens=0,
-            output_tokens=0,
-            queue_wait=NO_TIME,
-            ttft=NO_TIME,
-            preemptions=(),
-            shed=(),
         )
 
     def _run(self) -> None:

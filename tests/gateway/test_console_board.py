@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,11 +12,11 @@ from gateway.console.board import LiveBoard
 from gateway.console.feed import LiveFeed
 from gateway.console.quantiles import quantile_ms, since
 from scheduler_engine.policy import PriorityClass
+from tests.loads import quiet_class, quiet_load
 from wire.bus import BusError
 from wire.messages import (
     HISTOGRAM_BOUNDS_MS,
     BoardRow,
-    ClassSnapshot,
     Histogram,
     LoadSnapshot,
     PolicyNews,
@@ -32,54 +31,14 @@ def histogram(**counts_by_bound: int) -> Histogram:
     return Histogram(counts=tuple(counts_by_bound.get(bound, 0) for bound in bounds), sum_us=0)
 
 
-def a_class(priority_class: PriorityClass, output_tokens: int = 0, **changes: Any) -> ClassSnapshot:
-    quiet = ClassSnapshot(
-        priority_class=priority_class,
-        num_waiting=0,
-        num_running=0,
-        num_suspended=0,
-        waiting_gpu_us=0,
-        estimated_start_q50_us=0,
-        estimated_start_q90_us=0,
-        closed=False,
-        retry_after_us=None,
-        prompt_tokens=0,
-        output_tokens=output_tokens,
-        queue_wait=histogram(),
-        ttft=histogram(),
-        preemptions=(),
-        shed=(),
-    )
-    return replace(quiet, **changes)
-
-
 def a_load(step: int = 1, chat: dict[str, Any] | None = None, **changes: Any) -> LoadSnapshot:
-    load = LoadSnapshot(
-        worker_id="worker-1",
-        epoch=1,
-        model="smollm2",
-        ready=True,
-        draining=False,
-        max_model_len=2_048,
-        last_step_age_us=0,
-        step=step,
-        num_blocks=100,
-        num_free_blocks=25,
-        num_host_blocks=40,
-        num_free_host_blocks=30,
-        num_slots=8,
-        num_free_slots=8,
-        policy_version=1,
-        prompt_tokens_total=0,
-        output_tokens_total=0,
-        busy_us_total=0,
-        classes=(
-            a_class(PriorityClass.INTERACTIVE, **(chat or {})),
-            a_class(PriorityClass.DEFAULT),
-            a_class(PriorityClass.BATCH),
-        ),
+    classes = (
+        quiet_class(PriorityClass.INTERACTIVE, **(chat or {})),
+        quiet_class(PriorityClass.DEFAULT),
+        quiet_class(PriorityClass.BATCH),
     )
-    return replace(load, **changes)
+    used = {"num_free_blocks": 25, "num_host_blocks": 40, "num_free_host_blocks": 30}
+    return quiet_load(**{"model": "smollm2", "step": step, "classes": classes, **used, **changes})
 
 
 def worker_of(board: LiveBoard, now_us: int) -> dict[str, Any]:

@@ -9,54 +9,16 @@ import pytest
 from gateway.dispatch import Choice, choose
 from gateway.errors import Refusal
 from scheduler_engine.policy import PriorityClass
-from wire.messages import ClassSnapshot, Histogram, LoadSnapshot
+from tests.loads import quiet_class, quiet_load
+from wire.messages import LoadSnapshot
 
-NO_TIME = Histogram(counts=(0,) * 16, sum_us=0)
 INTERACTIVE, DEFAULT, BATCH = PriorityClass
 
 
-def row(priority_class: PriorityClass, start_us: int = 0) -> ClassSnapshot:
-    return ClassSnapshot(
-        priority_class=priority_class,
-        num_waiting=0,
-        num_running=0,
-        num_suspended=0,
-        waiting_gpu_us=0,
-        estimated_start_q50_us=start_us,
-        estimated_start_q90_us=start_us,
-        closed=False,
-        retry_after_us=None,
-        prompt_tokens=0,
-        output_tokens=0,
-        queue_wait=NO_TIME,
-        ttft=NO_TIME,
-        preemptions=(),
-        shed=(),
-    )
-
-
 def load(worker_id: str, start_us: int = 0) -> LoadSnapshot:
-    return LoadSnapshot(
-        worker_id=worker_id,
-        epoch=7,
-        model="m",
-        ready=True,
-        draining=False,
-        max_model_len=2_048,
-        last_step_age_us=0,
-        step=1,
-        num_blocks=1,
-        num_free_blocks=1,
-        num_host_blocks=0,
-        num_free_host_blocks=0,
-        num_slots=1,
-        num_free_slots=1,
-        policy_version=1,
-        prompt_tokens_total=0,
-        output_tokens_total=0,
-        busy_us_total=0,
-        classes=tuple(row(c, start_us) for c in PriorityClass),
-    )
+    starts = {"estimated_start_q50_us": start_us, "estimated_start_q90_us": start_us}
+    rows = tuple(quiet_class(each, **starts) for each in PriorityClass)
+    return quiet_load(worker_id=worker_id, epoch=7, model="m", classes=rows)
 
 
 def closed(snapshot: LoadSnapshot, which: PriorityClass, retry_after_us: int | None) -> LoadSnapshot:

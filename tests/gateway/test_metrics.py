@@ -13,11 +13,11 @@ from gateway.loads import loads
 from gateway.metrics import GatewayCounters, render, respond
 from gateway.worker_metrics import TenantNames
 from scheduler_engine.policy import PriorityClass
+from tests.loads import quiet_class, quiet_load
 from wire.bus import BusError
 from wire.snapshots import (
     HISTOGRAM_BOUNDS_MS,
     BoardRow,
-    ClassSnapshot,
     Histogram,
     LoadSnapshot,
     PolicyNews,
@@ -31,53 +31,27 @@ def histogram(**counts_by_bound: int) -> Histogram:
     return Histogram(counts=tuple(counts_by_bound.get(bound, 0) for bound in bounds), sum_us=1_500_000)
 
 
-def a_class(priority_class: PriorityClass, **changes: Any) -> ClassSnapshot:
-    fields: dict[str, Any] = {
-        "num_waiting": 0,
-        "num_running": 0,
-        "num_suspended": 0,
-        "waiting_gpu_us": 0,
-        "estimated_start_q50_us": 0,
-        "estimated_start_q90_us": 0,
-        "closed": False,
-        "retry_after_us": None,
-        "prompt_tokens": 0,
-        "output_tokens": 0,
-        "queue_wait": histogram(),
-        "ttft": histogram(),
-        "preemptions": (),
-        "shed": (),
-    }
-    return ClassSnapshot(priority_class=priority_class, **{**fields, **changes})
-
-
 def a_load(batch: dict[str, Any] | None = None, **changes: Any) -> LoadSnapshot:
+    """A worker in the middle of its work, whose histograms have a sum."""
+    times = {"queue_wait": histogram(), "ttft": histogram()}
     fields: dict[str, Any] = {
-        "worker_id": "worker-1",
         "epoch": 4,
         "model": "smollm2",
-        "ready": True,
-        "draining": False,
-        "max_model_len": 2_048,
         "last_step_age_us": 250_000,
         "step": 77,
-        "num_blocks": 100,
         "num_free_blocks": 30,
         "num_host_blocks": 50,
         "num_free_host_blocks": 50,
-        "num_slots": 8,
         "num_free_slots": 2,
         "policy_version": 3,
-        "prompt_tokens_total": 0,
-        "output_tokens_total": 0,
         "busy_us_total": 2_500_000,
         "classes": (
-            a_class(PriorityClass.INTERACTIVE),
-            a_class(PriorityClass.DEFAULT),
-            a_class(PriorityClass.BATCH, **(batch or {})),
+            quiet_class(PriorityClass.INTERACTIVE, **times),
+            quiet_class(PriorityClass.DEFAULT, **times),
+            quiet_class(PriorityClass.BATCH, **{**times, **(batch or {})}),
         ),
     }
-    return LoadSnapshot(**{**fields, **changes})
+    return quiet_load(**{**fields, **changes})
 
 
 def samples(page: bytes) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
@@ -438,7 +412,7 @@ def test_no_series_is_left_untested() -> None:
 def test_histograms_of_the_classes_sum_to_the_total() -> None:
     """S160."""
     each = {
-        priority_class: a_class(priority_class, ttft=histogram(le_50=2, rest=1)) for priority_class in PriorityClass
+        priority_class: quiet_class(priority_class, ttft=histogram(le_50=2, rest=1)) for priority_class in PriorityClass
     }
     page = samples(render([a_load(classes=tuple(each.values()))], GatewayCounters()))
     counts = [n for (name, _), n in page.items() if name == "gen_ai_server_time_to_first_token_seconds_count"]

@@ -19,6 +19,7 @@ from gateway.streams import (
     Streams,
 )
 from scheduler_engine.policy import PriorityClass
+from tests.loads import quiet_load
 from wire.bus import BadEntry
 from wire.messages import (
     ChoiceEnd,
@@ -102,27 +103,7 @@ def finished(response_id: str = "r", attempt: int = 1) -> Finished:
 
 
 def snapshot(worker_id: str, epoch: int) -> LoadSnapshot:
-    return LoadSnapshot(
-        worker_id=worker_id,
-        epoch=epoch,
-        model="m",
-        ready=True,
-        draining=False,
-        max_model_len=1,
-        last_step_age_us=0,
-        step=1,
-        num_blocks=1,
-        num_free_blocks=1,
-        num_host_blocks=0,
-        num_free_host_blocks=0,
-        num_slots=1,
-        num_free_slots=1,
-        policy_version=1,
-        prompt_tokens_total=0,
-        output_tokens_total=0,
-        busy_us_total=0,
-        classes=(),
-    )
+    return quiet_load(worker_id=worker_id, epoch=epoch, model="m", classes=())
 
 
 async def test_tokens_come_in_order_and_several_steps_may_come_at_once(streams: Streams) -> None:

@@ -4,60 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from gateway.batches.window import ROWS_PER_SLOT, Window
 from scheduler_engine.policy import PriorityClass
-from tests.gateway.conftest import NO_TIME
-from wire.messages import ClassSnapshot, LoadSnapshot
+from tests.loads import quiet_class, quiet_load
+from wire.messages import LoadSnapshot
 
 SLOTS = 4
 
 
-def load(num_waiting: int = 0, **changes: Any) -> LoadSnapshot:
-    closed = changes.pop("closed", False)
-    row = ClassSnapshot(
-        priority_class=PriorityClass.BATCH,
-        num_waiting=num_waiting,
-        num_running=0,
-        num_suspended=0,
-        waiting_gpu_us=0,
-        estimated_start_q50_us=0,
-        estimated_start_q90_us=0,
-        closed=closed,
-        retry_after_us=None,
-        prompt_tokens=0,
-        output_tokens=0,
-        queue_wait=NO_TIME,
-        ttft=NO_TIME,
-        preemptions=(),
-        shed=(),
-    )
-    snapshot = LoadSnapshot(
-        worker_id="worker-1",
-        epoch=1,
-        model="simulated",
-        ready=True,
-        draining=False,
-        max_model_len=1_000,
-        last_step_age_us=0,
-        step=0,
-        num_blocks=10,
-        num_free_blocks=10,
-        num_host_blocks=0,
-        num_free_host_blocks=0,
-        num_slots=SLOTS,
-        num_free_slots=SLOTS,
-        policy_version=1,
-        prompt_tokens_total=0,
-        output_tokens_total=0,
-        busy_us_total=0,
-        classes=(row,),
-    )
-    return replace(snapshot, **changes)
+def load(num_waiting: int = 0, closed: bool = False, **changes: Any) -> LoadSnapshot:
+    row = quiet_class(PriorityClass.BATCH, num_waiting=num_waiting, closed=closed)
+    return quiet_load(**{"num_slots": SLOTS, "num_free_slots": SLOTS, "classes": (row,), **changes})
 
 
 class World:
