@@ -252,8 +252,10 @@ def settle(books: dict[str, str], valkey_url: str) -> Callable[[], None]:
 
 
 @pytest.fixture
-def owners(platform: Platform, worker: subprocess.Popen[bytes]) -> Iterator[Owners]:
-    """One owner, which a test may stop and start."""
+def owners(platform: Platform, worker: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> Iterator[Owners]:
+    """One owner, which a test may stop and start. It looks more often than one that has other things to do."""
+    monkeypatch.setattr("gateway.run_batches.TAKE_S", 0.05)
+    monkeypatch.setattr("gateway.batches.driving.RENEW_S", 0.1)
     until(lambda: bool(platform.runtime.loads))
     owners = Owners(platform.storage)
     owners.start()

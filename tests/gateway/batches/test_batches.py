@@ -31,7 +31,7 @@ def create(platform: Platform, lines: Iterable[dict[str, Any]], tenant: str = "b
     return client.batches.create(input_file_id=file.id, **wanted)
 
 
-def wait(platform: Platform, batch: Batch, *statuses: str, tenant: str = "bulk", timeout_s: float = 20.0) -> Batch:
+def wait(platform: Platform, batch: Batch, *statuses: str, tenant: str = "bulk", timeout_s: float = 90.0) -> Batch:
     deadline = time.monotonic() + timeout_s
     while (batch := platform.client(tenant).batches.retrieve(batch.id)).status not in statuses:
         assert batch.status not in ("completed", "failed", "expired", "cancelled"), batch.errors
