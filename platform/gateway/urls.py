@@ -3,10 +3,13 @@
 from django.contrib import admin
 from django.urls import include, path
 
+from gateway.console.pages.entrance import operators_door
+
 admin.site.site_header = admin.site.site_title = "Rubato"
 admin.site.index_title = "Tenants, policy and books"
 
 urlpatterns = [
+    path("admin/login/", operators_door),  # before the admin's own, which keeps the name that everything leads to
     path("admin/", admin.site.urls),
     path("v1/organization/", include("gateway.management_api.urls")),
     path("account/", include("allauth.urls")),

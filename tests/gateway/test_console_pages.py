@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from asgiref.sync import sync_to_async
@@ -36,8 +37,8 @@ def quiet_feed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LiveConsumer, "feed", LiveFeed(no_workers))
 
 
-def signed_in(*, is_staff: bool) -> Client:
-    user = User.objects.create_user("somebody", password="a long enough one", is_staff=is_staff)
+def signed_in(*, is_staff: bool, name: str = "somebody") -> Client:
+    user = User.objects.create_user(name, password="a long enough one", is_staff=is_staff)
     client = Client()
     client.force_login(user)
     return client
@@ -177,15 +178,36 @@ async def test_the_picture_ends_when_the_gateway_goes_away(
     assert (message["type"], message["code"]) == ("websocket.close", GOING_AWAY)
 
 
-def test_the_live_page_sends_a_stranger_to_the_log_in(transactional_db: None) -> None:
-    response = Client().get("/operator/live")
+@pytest.mark.parametrize("page", ["/operator/live", "/operator/policy/classes?q=a", "/admin/tenants/tenant/"])
+def test_there_is_one_log_in_for_all_and_it_leads_back(transactional_db: None, page: str) -> None:
+    User.objects.create_superuser("ops", password="a long enough one")
+    client = Client()
+    door = client.get(page, follow=True)
+    address, _ = door.redirect_chain[-1]
+    assert address == f"/account/login/?next={quote(page)}"
+    answer = client.post(address, {"login": "ops", "password": "a long enough one", "next": page})
+    assert (answer.status_code, answer["Location"]) == (302, page)
 
-    assert response.status_code == 302
-    assert response["Location"] == "/admin/login/?next=/operator/live"
+
+def test_who_is_no_operator_is_told_so_and_not_sent_round(transactional_db: None) -> None:
+    for page in ("/operator/live", "/operator/policy/", "/admin/"):
+        found = signed_in(is_staff=False, name=f"visitor{len(page)}").get(page, follow=True)
+        assert found.status_code == 403
+        assert "For operators" in found.content.decode()
 
 
-def test_the_live_page_is_not_for_users_who_are_no_staff(transactional_db: None) -> None:
-    assert signed_in(is_staff=False).get("/operator/live").status_code == 302
+def test_the_log_in_leads_to_no_other_site(transactional_db: None) -> None:
+    for client in (Client(), signed_in(is_staff=True)):
+        found = client.get("/admin/login/?next=https://elsewhere.example/")
+        assert found["Location"] in ("/account/login/?next=/admin/", "/admin/")
+
+
+@pytest.mark.parametrize("page", ["/nowhere", "/console/nobody/", "/operator/policy/versions/99"])
+def test_a_page_that_is_not_there_says_so_in_our_own_words(transactional_db: None, page: str) -> None:
+    found = signed_in(is_staff=True).get(page)
+    assert found.status_code in (403, 404)
+    assert "<h1>" in found.content.decode()
+    assert "To the front page" in found.content.decode()
 
 
 def test_the_live_page_runs_our_own_files_only(transactional_db: None) -> None:

@@ -1,16 +1,19 @@
-"""Which tenant, and how one becomes a member: the list of one's tenants, and the page behind an invitation's link."""
+"""The doors: which tenant, which account an operator needs, and the page behind an invitation's link."""
 
 from __future__ import annotations
 
 from django import forms
 from django.contrib import messages
-from django.contrib.auth import get_user_model, login
+from django.contrib.auth import REDIRECT_FIELD_NAME, get_user_model, login
 from django.contrib.auth.decorators import login_required
 from django.contrib.auth.password_validation import validate_password
+from django.contrib.auth.views import redirect_to_login
 from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.utils.http import url_has_allowed_host_and_scheme
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_safe
 
@@ -29,6 +32,22 @@ def home(request: HttpRequest) -> HttpResponse:
     if len(found) == 1:
         return redirect("console", slug=found[0].tenant.slug)
     return render(request, "console/home.html", {"memberships": found})
+
+
+@never_cache
+def operators_door(request: HttpRequest) -> HttpResponse:
+    """Where operators' pages send whoever may not see them: the one log-in, and afterwards back.
+
+    Somebody who is signed in and no operator is told so: the log-in would only send them round.
+    """
+    wanted = request.GET.get(REDIRECT_FIELD_NAME, "")
+    if not url_has_allowed_host_and_scheme(wanted, {request.get_host()}, require_https=request.is_secure()):
+        wanted = reverse("admin:index")
+    if request.user.is_authenticated and not request.user.is_staff:
+        return render(request, "operator/for_operators.html", status=403)
+    if request.user.is_authenticated:
+        return redirect(wanted)
+    return redirect_to_login(wanted)
 
 
 class NewPerson(forms.Form):
