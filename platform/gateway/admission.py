@@ -155,7 +155,7 @@ def new_response_id(now_ms: int, entropy: bytes) -> str:
 
 
 class Admission:
-    """Always: an admitted wish took every limit and stands in the usage stream; a denied one changed nothing."""
+    """Always: an admitted wish took every limit and stands in the usage stream; a denied one took nothing."""
 
     def __init__(self, redis: Redis, keys: Keys, clock_ms: Callable[[], int] | None = None) -> None:
         self._redis = redis

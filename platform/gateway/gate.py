@@ -40,6 +40,14 @@ class Window:
     settled_micros: int
 
 
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What a money window has taken. ``refused_ms``: when it first could not cover a call; None before that."""
+
+    settled_micros: int
+    refused_ms: int | None
+
+
 class Gate:
     """Always: reads only, but for ``end``, which ends a response by the same script as everybody else, and for what is
     told of the books.
@@ -98,6 +106,14 @@ class Gate:
                 held = cast(list[bytes | None], self._client.hmget(name, "open", "settled"))
                 found[tenant_id, priority_class, window_id] = Window(*(int(value or 0) for value in held))
         return found
+
+    def spent(self, windows: Sequence[tuple[str, str, str]]) -> list[Spent]:
+        """Of these windows, by (tenant id, class, window id), in their order."""
+        with _bus_errors(), self._client.pipeline(transaction=False) as pipeline:
+            for window in windows:
+                pipeline.hmget(self._keys.money(*window), "settled", "refused_ms")
+            held = pipeline.execute()
+        return [Spent(int(settled or 0), None if refused is None else int(refused)) for settled, refused in held]
 
     def counted(self) -> list[EngineTotals]:
         """What every worker has published as used, by epoch: committed in one script with each Usage."""

@@ -1,4 +1,4 @@
--- Lets one response in against every limit at once, or takes nothing at all. Shapes of all keys: wire/redis_keys.py.
+-- Lets one response in against every limit at once, or takes nothing at all (and notes a window's first refusal for money). Shapes of all keys: wire/redis_keys.py.
 -- ARGV[1] the wish as JSON (admission.py, Wish), ARGV[2] the encoded Reserved for the durable usage stream.
 -- Returns {"admitted", now_ms, level...} or {"<kind of the limit>", now_ms, retry_after_ms, level...}; a level per bucket.
 -- A bucket holds whole tokens in ``level`` and the rest of its refill in ``fraction``, in 1/60000 of a token, so that a
@@ -60,6 +60,8 @@ for _, money in ipairs(wish.money) do
   if money.cap >= 0 then
     local held = redis.call('HMGET', money.key, 'open', 'settled')
     if tonumber(held[1] or 0) + tonumber(held[2] or 0) + wish.money_reserved > money.cap then
+      redis.call('HSETNX', money.key, 'refused_ms', whole(now_ms)) -- the window's first: gateway.webhooks tells of it
+      redis.call('EXPIRE', money.key, 3456000)
       return answer('money', 0)
     end
   end

@@ -81,6 +81,7 @@ TEMPLATES = [
         "DIRS": [BASE_DIR / "templates"],
         "APP_DIRS": True,
         "OPTIONS": {
+            "builtins": ["gateway.console.templatetags.times"],
             "context_processors": [
                 "django.template.context_processors.request",
                 "django.contrib.auth.context_processors.auth",
@@ -140,6 +141,7 @@ RUBATO_TENANT_FILES_BYTES = int(os.environ.get("RUBATO_TENANT_FILES_BYTES", 10 *
 RUBATO_TENANT_OPEN_BATCHES = int(os.environ.get("RUBATO_TENANT_OPEN_BATCHES", 100))  # that have not ended
 RUBATO_ARCHIVE_CALLS_PER_MINUTE = int(os.environ.get("RUBATO_ARCHIVE_CALLS_PER_MINUTE", 600))  # of a tenant
 RUBATO_WEBHOOKS_MAY_BE_PRIVATE = _flag("RUBATO_WEBHOOKS_MAY_BE_PRIVATE")  # http:// and private addresses too
+RUBATO_OPERATOR_TENANT = os.environ.get("RUBATO_OPERATOR_TENANT", "")  # slug; its webhooks hear of the books too
 RUBATO_CURRENCY = os.environ.get("RUBATO_CURRENCY", "eur")  # what a million micro-units are called
 RUBATO_EVENT_SOURCE = os.environ.get("RUBATO_EVENT_SOURCE", "rubato")  # the source of exported CloudEvents
 RUBATO_KEY_ENVIRONMENT = os.environ.get("RUBATO_KEY_ENVIRONMENT", "demo")  # the <env> of sk_<env>_…

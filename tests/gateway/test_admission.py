@@ -88,7 +88,10 @@ class Gate:
             kind = await self.redis.type(key)
             match kind:
                 case b"hash":
-                    found[key] = await self.redis.hgetall(key)
+                    held = await self.redis.hgetall(key)
+                    held.pop(b"refused_ms", None)  # of a money window: noted, and nothing taken
+                    if held:
+                        found[key] = held
                 case b"zset":
                     found[key] = await self.redis.zrange(key, 0, -1, withscores=True)
                 case _:
@@ -99,7 +102,7 @@ class Gate:
         """(open, settled)."""
         async for key in self.redis.scan_iter(f"{self.keys.prefix}money:*"):
             held = await self.redis.hgetall(key)
-            return int(held[b"open"]), int(held[b"settled"])
+            return int(held.get(b"open", 0)), int(held.get(b"settled", 0))
         return 0, 0
 
 
@@ -260,6 +263,17 @@ async def test_what_its_limit_can_never_hold_is_refused_at_once_and_for_good(
     assert refusal.reason is Reason.NEVER_WITHIN_LIMIT
     assert refusal.headers() == {"x-should-retry": "false"}
     assert await gate.everything() == {}
+
+
+async def test_the_first_refusal_for_money_stands_at_its_window(gate: Gate) -> None:
+    assert denied(await gate.admit(money_micros=5)).refusal.reason is Reason.MONEY
+    (name,) = [key async for key in gate.redis.scan_iter(f"{gate.keys.prefix}money:*")]
+    first = await gate.redis.hget(name, "refused_ms")
+    assert first is not None
+    gate.now_ms += 60_000
+    assert denied(await gate.admit(money_micros=5)).refusal.reason is Reason.MONEY
+    assert await gate.redis.hget(name, "refused_ms") == first
+    assert await gate.redis.ttl(name) > 86_400 * 31
 
 
 async def test_zero_money_allows_nothing_that_costs(gate: Gate) -> None:

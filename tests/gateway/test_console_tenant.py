@@ -14,6 +14,7 @@ from django.utils import timezone
 
 from billing import services as billing_services
 from billing import statements
+from billing.models import Statement
 from tenants import api_keys, members, services
 from tenants.models import ApiKey, AuditEvent, Invitation, Membership, Project, Tenant
 from tenants.roles import Capability, Role, may
@@ -28,9 +29,11 @@ PAGES = {
     "usage?span=quarter&by=key": Capability.SEE_USAGE,
     "usage?format=csv": Capability.SEE_USAGE,
     "statements": Capability.SEE_MONEY,
+    "statements/{statement}": Capability.SEE_MONEY,
     "statements/{statement}.csv": Capability.SEE_MONEY,
     "statements/{statement}.pdf": Capability.SEE_MONEY,
     "members": Capability.SEE_MEMBERS,
+    "alerts": Capability.MANAGE_WEBHOOKS,
     "trail": Capability.SEE_AUDIT,
 }
 CHANGES = {
@@ -38,6 +41,7 @@ CHANGES = {
     "keys/{key}/rotate": (Capability.MANAGE_KEYS, {"grace": "0"}),
     "keys/{key}/revoke": (Capability.MANAGE_KEYS, {}),
     "projects": (Capability.MANAGE_PROJECTS, {"name": "web", "default_class": "batch"}),
+    "alerts": (Capability.MANAGE_WEBHOOKS, {"priority_class": "batch", "measure": "tokens", "amount": "9"}),
     "members": (Capability.MANAGE_MEMBERS, {"email": "new@aurora.example", "role": "auditor"}),
     "members/{member}/role": (Capability.MANAGE_MEMBERS, {"role": "auditor"}),
     "invitations/{invitation}": (Capability.MANAGE_MEMBERS, {}),
@@ -161,6 +165,8 @@ def test_a_developer_is_not_offered_keys_that_may_do_more(house: House) -> None:
         ("keys/{key}/rotate", {"grace": "forever"}, "Select a valid choice"),
         ("projects", {"name": "main", "default_class": "batch"}, "already exists"),
         ("projects", {"name": "x", "default_class": "urgent"}, "Select a valid choice"),
+        ("alerts", {"priority_class": "batch", "measure": "money", "amount": "101"}, "between 1 and 100"),
+        ("alerts", {"priority_class": "batch", "measure": "tokens", "amount": "many"}, "Enter a whole number"),
         ("members", {"email": "nobody", "role": "admin"}, "Enter a valid email"),
         ("members", {"email": "owner@aurora.example", "role": "admin"}, "is a member already"),
     ],
@@ -260,6 +266,19 @@ def test_names_are_text_and_never_markup(house: House) -> None:
     assert "<script>alert(1)" not in page
     assert "&lt;script&gt;alert(1)" in page
     assert Project.objects.count() == 2
+
+
+def test_a_statement_shows_that_it_equals_the_ledger_and_says_when_it_does_not(house: House) -> None:
+    owner = house.people[Role.BILLING]
+    shown = text_of(owner.get(house.at("statements/{statement}")))
+    assert "-0.000005" in shown
+    assert "-0.000005, equal" in shown
+    assert "hello" in shown
+    starts_at = timezone.now() + timedelta(days=400)
+    span = {"day": starts_at.date(), "starts_at": starts_at, "ends_at": starts_at + timedelta(days=1)}
+    sums = {"charged_micros": 7, "adjusted_micros": 0, "credited_micros": 0, "total_micros": 7}
+    wrong = Statement.objects.create(tenant=house.tenant, zone="UTC", lines=[], corrections=[], **span, **sums)
+    assert "does not equal the ledger" in text_of(owner.get(f"/console/aurora/statements/{wrong.id}"))
 
 
 def test_money_is_left_out_for_who_may_not_see_it(house: House) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from django.apps import apps
 from django.db import DatabaseError, connection, connections, transaction
+from django.utils import timezone
 
 from billing import ledger
 from billing.messages import Settlement
@@ -17,7 +18,7 @@ from gateway.batches import services as batch_services
 from gateway.batches.models import Batch, Line, StoredFile
 from gateway.batches.services import NewFile, Owner
 from gateway.webhooks import services as webhooks
-from gateway.webhooks.models import Delivery, Endpoint
+from gateway.webhooks.models import Alert, Delivery, Endpoint, Threshold
 from tenants import services
 from tenants.isolation import IsolationError, tenant
 from tenants.models import ApiKey, AuditEvent, Project, QuotaPolicy, Tenant
@@ -25,7 +26,7 @@ from tenants.models import ApiKey, AuditEvent, Project, QuotaPolicy, Tenant
 OF_TENANTS = [
     *(Tenant, Project, ApiKey, QuotaPolicy, AuditEvent, UsageRequest, LedgerEntry, Rollup),
     *(StoredFile, Batch, Line),
-    *(Endpoint, Delivery),
+    *(Endpoint, Delivery, Threshold, Alert),
 ]
 ROLES = {"default": "app_ops", "tenant": "app_rw", "owner": "app_owner"}
 
@@ -42,6 +43,8 @@ def two_tenants(transactional_db: None) -> dict[str, uuid.UUID]:
         _make_batch(made.id, project.id)
         endpoint = webhooks.add(actor="tests", tenant=made, url="https://aurora.example/", events=["key.revoked"])
         Delivery.objects.create(tenant=made, endpoint=endpoint, event="key.revoked", subject="k", payload={})
+        webhooks.draw(actor="tests", tenant=made, priority_class="batch", measure="tokens", amount=1)
+        Alert.objects.create(tenant=made, event="quota.threshold", subject="s", data={}, happened_at=timezone.now())
         found[slug] = made.id
     return found
 

@@ -5,7 +5,7 @@ from django.urls import path, re_path
 from django.views.generic import RedirectView
 
 from gateway.console import live_views, views
-from gateway.console.pages import batches, entrance, keys, live, money, people, playground, start, webhooks
+from gateway.console.pages import alerts, batches, entrance, keys, live, money, people, playground, start, webhooks
 
 urlpatterns = [
     path("", views.front, name="front"),
@@ -23,6 +23,8 @@ urlpatterns = [
     path("console/<slug:slug>/batches/<uuid:batch_id>", batches.batch, name="console-batch"),
     path("console/<slug:slug>/batches/<uuid:batch_id>/cancel", batches.cancel, name="console-batch-cancel"),
     path("console/<slug:slug>/files/<uuid:file_id>", batches.file, name="console-file"),
+    path("console/<slug:slug>/alerts", alerts.alerts, name="console-alerts"),
+    path("console/<slug:slug>/alerts/<uuid:threshold_id>/remove", alerts.remove, name="console-alert-remove"),
     path("console/<slug:slug>/webhooks", webhooks.webhooks, name="console-webhooks"),
     re_path(
         r"^console/(?P<slug>[-a-z0-9]+)/webhooks/(?P<endpoint_id>[-0-9a-f]{36})/(?P<deed>rotate|off|on|remove)$",
@@ -36,6 +38,7 @@ urlpatterns = [
     path("console/<slug:slug>/projects", keys.projects, name="console-projects"),
     path("console/<slug:slug>/usage", money.usage, name="console-usage"),
     path("console/<slug:slug>/statements", money.statement_list, name="console-statements"),
+    path("console/<slug:slug>/statements/<uuid:statement_id>", money.statement, name="console-statement-page"),
     re_path(
         r"^console/(?P<slug>[-a-z0-9]+)/statements/(?P<statement_id>[-0-9a-f]{36})\.(?P<kind>csv|pdf)$",
         money.statement_file,

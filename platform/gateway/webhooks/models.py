@@ -9,9 +9,14 @@ from django.db.models import Q
 from django.utils import timezone
 
 from gateway.batches.ids import new_id
-from tenants.models import Tenant
+from tenants.models import CLASS_CHOICES, CLASS_LABELS, Tenant
 
-EVENTS = ("batch.completed", "batch.failed", "batch.expired", "batch.cancelled", "key.revoked")
+EVENTS = (
+    *("batch.completed", "batch.failed", "batch.expired", "batch.cancelled"),
+    *("quota.threshold", "budget.exhausted", "class.sla_breach"),
+    *("key.revoked", "policy.changed"),
+)
+OPERATORS_EVENTS = ("reconcile.mismatch",)  # told to the tenant that operators have named as their own
 
 
 class Endpoint(models.Model):
@@ -73,3 +78,61 @@ class Delivery(models.Model):
 
     def __str__(self) -> str:
         return f"{self.event} {self.state}"
+
+
+class Threshold(models.Model):
+    """A line that a tenant draws for one class: told when its use of a window crosses it, once a window.
+
+    ``amount``: percent of the window's budget, or a number of tokens in the window.
+    """
+
+    class Measure(models.TextChoices):
+        MONEY = "money", "percent of the budget"
+        TOKENS = "tokens", "tokens"
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT, related_name="thresholds")
+    priority_class = models.CharField(max_length=16, choices=CLASS_CHOICES)
+    measure = models.CharField(max_length=8, choices=Measure.choices)
+    amount = models.BigIntegerField()
+    created_by = models.CharField(max_length=150)
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+
+    class Meta:
+        ordering = ["priority_class", "measure", "amount"]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["tenant", "priority_class", "measure", "amount"], name="threshold_drawn_once"
+            ),
+            models.CheckConstraint(condition=Q(priority_class__in=CLASS_LABELS), name="threshold_class_known"),
+            models.CheckConstraint(
+                condition=Q(measure="money", amount__gte=1, amount__lte=100) | Q(measure="tokens", amount__gte=1),
+                name="threshold_can_be_crossed",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.priority_class} {self.amount} {self.measure}"
+
+
+class Alert(models.Model):
+    """A line was crossed. Always: one for each tenant, event and subject, so that the same is never told as new; the
+    subject names class, window and line."""
+
+    id = models.UUIDField(primary_key=True, default=new_id, editable=False)
+    tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT, related_name="+")
+    event = models.CharField(max_length=40)
+    subject = models.CharField(max_length=64)
+    data = models.JSONField()
+    happened_at = models.DateTimeField()
+
+    class Meta:
+        ordering = ["-id"]
+        indexes = [
+            models.Index(fields=["tenant", "-id"], name="alert_by_tenant"),
+            models.Index(fields=["happened_at"], name="alert_by_time"),
+        ]
+        constraints = [models.UniqueConstraint(fields=["tenant", "event", "subject"], name="alert_once")]
+
+    def __str__(self) -> str:
+        return f"{self.event} {self.subject}"

@@ -1,4 +1,4 @@
-"""What a tenant changes of its endpoints: added, rotated, switched off, removed; and a delivery sent once more."""
+"""What a tenant changes: its endpoints, the lines it wants to be told of, and a delivery that is sent once more."""
 
 from __future__ import annotations
 
@@ -11,13 +11,19 @@ from django.core.exceptions import ValidationError
 from django.db.models import F
 from django.utils import timezone
 
-from gateway.webhooks.models import EVENTS, Delivery, Endpoint
+from gateway.webhooks.models import EVENTS, OPERATORS_EVENTS, Delivery, Endpoint, Threshold
 from gateway.webhooks.sending import ForbiddenAddress, check_url
 from tenants.audit import change_by
 from tenants.models import Tenant
 
 MOST = 10
+MOST_THRESHOLDS = 50
 OVERLAP = timedelta(days=1)
+
+
+def events_for(tenant: Tenant) -> tuple[str, ...]:
+    """What it can be told of: the books of the whole platform are the operators' business."""
+    return (*EVENTS, *OPERATORS_EVENTS) if tenant.slug == settings.RUBATO_OPERATOR_TENANT else EVENTS
 
 
 def add(*, actor: str, tenant: Tenant, url: str, events: Sequence[str]) -> Endpoint:
@@ -26,12 +32,13 @@ def add(*, actor: str, tenant: Tenant, url: str, events: Sequence[str]) -> Endpo
         check_url(url, may_be_private=settings.RUBATO_WEBHOOKS_MAY_BE_PRIVATE)
     except ForbiddenAddress as error:
         raise ValidationError({"url": str(error)}) from error
-    if not events or not set(events) <= set(EVENTS):
-        raise ValidationError({"events": f"choose from {', '.join(EVENTS)}"})
+    offered = events_for(tenant)
+    if not events or not set(events) <= set(offered):
+        raise ValidationError({"events": f"choose from {', '.join(offered)}"})
     with change_by(actor):
         if Endpoint.objects.filter(tenant=tenant).count() >= MOST:
             raise ValidationError({"url": f"a tenant has at most {MOST} endpoints"})
-        wanted = [event for event in EVENTS if event in events]
+        wanted = [event for event in offered if event in events]
         return Endpoint.objects.create(tenant=tenant, url=url, events=wanted, created_by=actor)
 
 
@@ -60,3 +67,25 @@ def replay(*, actor: str, delivery_id: UUID) -> bool:
     with change_by(actor):
         ended = Delivery.objects.filter(id=delivery_id).exclude(state=Delivery.State.PENDING)
         return bool(ended.update(state=Delivery.State.PENDING, num_attempts=0, next_at=timezone.now()))
+
+
+def draw(*, actor: str, tenant: Tenant, priority_class: str, measure: str, amount: int) -> Threshold:
+    """A new line. Raises ValidationError."""
+    made = Threshold(tenant=tenant, priority_class=priority_class, measure=measure, amount=amount, created_by=actor)
+    if measure == Threshold.Measure.MONEY and not 1 <= amount <= 100:
+        raise ValidationError({"amount": "a percentage of the budget lies between 1 and 100"})
+    with change_by(actor):
+        mine = Threshold.objects.filter(tenant=tenant)
+        if mine.count() >= MOST_THRESHOLDS:
+            raise ValidationError({"amount": f"a tenant has at most {MOST_THRESHOLDS} of them"})
+        if mine.filter(priority_class=priority_class, measure=measure, amount=amount).exists():
+            raise ValidationError({"amount": "this one is there already"})
+        made.full_clean(exclude=["tenant"], validate_unique=False, validate_constraints=False)
+        made.save(force_insert=True)
+    return made
+
+
+def wipe(*, actor: str, threshold_id: UUID) -> bool:
+    """False where there is no such line."""
+    with change_by(actor):
+        return bool(Threshold.objects.filter(id=threshold_id).delete()[0])

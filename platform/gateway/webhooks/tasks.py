@@ -6,6 +6,8 @@ committed is forgotten while Celery is away for less than a day.
 
 from __future__ import annotations
 
+import functools
+import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -21,12 +23,21 @@ from django.db import transaction
 from django.db.models import F, Q
 from django.utils import timezone
 
+from billing.models import LedgerAlert
 from gateway.batches import ids
 from gateway.batches.models import Batch
-from gateway.webhooks.models import Delivery, Endpoint
+from gateway.gate import Gate
+from gateway.webhooks import alerts
+from gateway.webhooks.models import Alert, Delivery, Endpoint
 from gateway.webhooks.sending import Outcome, post
 from gateway.webhooks.signing import secret_of, signature
-from tenants.models import ApiKey
+from tenants import selectors
+from tenants.models import ApiKey, PolicyVersion, Tenant
+from tenants.policy_changes import diff
+from wire.bus import BusError
+from wire.redis_keys import Keys
+
+log = logging.getLogger(__name__)
 
 LOOK_BACK = timedelta(days=1)
 BACKOFF_S = (5, 60, 300, 1_800, 7_200, 18_000, 36_000)  # after each try but the last: some 18 h in all
@@ -35,12 +46,20 @@ AT_ONCE = 8
 LONGEST_S = 20.0  # then the next task goes on: a deaf receiver holds no place that batches need
 GONE = 410  # the receiver wants no more of it
 _ENDED = ("completed", "failed", "expired", "cancelled")
+MOST_VERSIONS = 100
+MOST_FINDINGS = 100
+Happened = tuple[UUID, str, str, datetime, dict[str, Any]]  # tenant, event, subject, when, payload
 Send = Callable[[str, bytes, dict[str, str]], Outcome]
 
 
 @shared_task  # type: ignore[untyped-decorator]  # Celery brings no types
 def tell() -> int:
     """Returns how many deliveries were tried."""
+    try:
+        with Gate(settings.REDIS_URL, Keys(settings.RUBATO_REDIS_PREFIX)) as gate:
+            alerts.find(timezone.now(), gate)
+    except BusError as error:  # the next turn sees the same lines crossed
+        log.warning("no alerts are looked for: %s", error)
     announce(timezone.now())
     num_tried, ends_at_s = 0, time.monotonic() + LONGEST_S
     while time.monotonic() < ends_at_s:
@@ -65,7 +84,7 @@ def announce(now: datetime) -> None:
     Delivery.objects.bulk_create(found, ignore_conflicts=True)
 
 
-def _happened(tenant_ids: list[UUID], since: datetime) -> Iterator[tuple[UUID, str, str, datetime, dict[str, Any]]]:
+def _happened(tenant_ids: list[UUID], since: datetime) -> Iterator[Happened]:
     recent = Q()
     for status in _ENDED:
         recent |= Q(**{"status": status, f"{status}_at__gte": since})
@@ -79,6 +98,44 @@ def _happened(tenant_ids: list[UUID], since: datetime) -> Iterator[tuple[UUID, s
         assert key.revoked_at is not None
         data = {"id": str(key.id), "name": key.name, "revoked_by": key.revoked_by}
         yield key.tenant_id, "key.revoked", str(key.id), key.revoked_at, _payload("key.revoked", key.revoked_at, **data)
+    for alert in Alert.objects.filter(tenant_id__in=tenant_ids, happened_at__gte=since):
+        payload = _payload(alert.event, alert.happened_at, **alert.data)
+        yield alert.tenant_id, alert.event, alert.subject, alert.happened_at, payload
+    yield from _of_the_policy(tenant_ids, since)
+    yield from _of_the_books(tenant_ids, since)
+
+
+def _of_the_policy(tenant_ids: list[UUID], since: datetime) -> Iterator[Happened]:
+    """What a version changed for a tenant: its own cells, and the classes that are everybody's."""
+    versions = PolicyVersion.objects.filter(created_at__gte=since).values_list("version", "created_at")
+    for version, at in versions[:MOST_VERSIONS]:
+        changes = changes_of(version, at)
+        for tenant_id in tenant_ids:
+            mine = [change for place in ("class", str(tenant_id)) for change in changes.get(place, ())]
+            if mine:
+                payload = _payload("policy.changed", at, version=version, changes=mine)
+                yield tenant_id, "policy.changed", f"version {version}", at, payload
+
+
+@functools.lru_cache(maxsize=MOST_VERSIONS)
+def changes_of(version: int, at: datetime) -> dict[str, list[dict[str, Any]]]:
+    """By tenant id, or ``class``. A version never changes, so neither does this; its moment keeps databases apart."""
+    before, after = selectors.policy_at(version - 1), selectors.policy_at(version)
+    found: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for change in diff(before.policy, after.policy) if before and after else ():
+        of, _, label = change.place.partition(" ")
+        found[of].append({"class": label, "field": change.field, "before": change.before, "after": change.after})
+    return dict(found)
+
+
+def _of_the_books(tenant_ids: list[UUID], since: datetime) -> Iterator[Happened]:
+    """Told to the operators' own tenant alone: a finding may be about anybody's requests."""
+    operators = Tenant.objects.filter(id__in=tenant_ids, slug=settings.RUBATO_OPERATOR_TENANT or None).first()
+    if operators is not None:
+        for one in LedgerAlert.objects.filter(created_at__gte=since)[:MOST_FINDINGS]:
+            data = {"id": str(one.id), "subject": one.subject, "reason": one.reason, "detail": one.detail[:500]}
+            payload = _payload("reconcile.mismatch", one.created_at, **data)
+            yield operators.id, "reconcile.mismatch", str(one.id), one.created_at, payload
 
 
 def _payload(event: str, at: datetime, **data: Any) -> dict[str, Any]:

@@ -10,12 +10,14 @@ from datetime import datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
 
+from django.conf import settings
+from django.db.models import Sum
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, render
 from django.utils import timezone
 
 from billing import documents
-from billing.models import Statement
+from billing.models import LedgerEntry, Statement
 from billing.usage import Group, Sums, Width, buckets
 from gateway.console.pages.membership import Member, page
 from tenants.isolation import ALIAS
@@ -105,7 +107,43 @@ def usage(request: HttpRequest, me: Member) -> HttpResponse:
 def statement_list(request: HttpRequest, me: Member) -> HttpResponse:
     """Closed days, newest first."""
     found = [(one, documents.money(one.total_micros)) for one in Statement.objects.order_by("-day")[:366]]
-    return render(request, "console/statements.html", {"me": me, "statements": found})
+    context = {"me": me, "statements": found, "currency": settings.RUBATO_CURRENCY}
+    return render(request, "console/statements.html", context)
+
+
+@page(Capability.SEE_MONEY)
+def statement(request: HttpRequest, me: Member, statement_id: uuid.UUID) -> HttpResponse:
+    """One closed day: its lines and corrections, and beside its total the sum of the ledger's entries themselves."""
+    found = get_object_or_404(Statement, id=statement_id)
+    in_ledger = _ledger_total(found)
+    context = {
+        "me": me,
+        "statement": found,
+        "lines": [(line, documents.money(line["cost_micros"])) for line in found.lines],
+        "corrections": [(one, documents.money(one["amount_micros"])) for one in found.corrections],
+        "sums": [
+            (name, documents.money(micros))
+            for name, micros in (
+                ("Charged", found.charged_micros),
+                ("Adjusted", found.adjusted_micros),
+                ("Credited", found.credited_micros),
+                ("Total", found.total_micros),
+            )
+        ],
+        "ledger": documents.money(in_ledger),
+        "is_equal": in_ledger == found.total_micros,
+        "currency": settings.RUBATO_CURRENCY,
+    }
+    return render(request, "console/statement.html", context)
+
+
+def _ledger_total(found: Statement) -> int:
+    """Charged + adjusted - credited, of the entries in its span."""
+    entries = LedgerEntry.objects.filter(
+        tenant_id=found.tenant_id, created_at__gte=found.starts_at, created_at__lt=found.ends_at
+    )
+    by_kind = dict(entries.order_by().values_list("kind").annotate(total=Sum("amount_micros")))
+    return int(by_kind.get("settle", 0) + by_kind.get("adjust", 0) - by_kind.get("credit", 0))
 
 
 @page(Capability.SEE_MONEY)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
+from typing import Any
 
 from django import forms
 from django.contrib import messages
 from django.core.exceptions import ValidationError
+from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.cache import never_cache
@@ -15,7 +17,7 @@ from django.views.decorators.http import require_POST
 
 from gateway.console.pages.membership import Member, page
 from gateway.webhooks import services
-from gateway.webhooks.models import EVENTS, Delivery, Endpoint
+from gateway.webhooks.models import Delivery, Endpoint
 from gateway.webhooks.signing import secret_of
 from tenants.roles import Capability
 
@@ -39,16 +41,20 @@ _DEEDS: dict[str, tuple[Callable[[str, uuid.UUID], bool], str]] = {
 
 class NewEndpoint(forms.Form):
     url = forms.CharField(label="address", max_length=500, help_text="https://, and reachable from the open network")
-    events = forms.MultipleChoiceField(
-        choices=[(event, event) for event in EVENTS], widget=forms.CheckboxSelectMultiple, label="told of"
-    )
+    events = forms.MultipleChoiceField(widget=forms.CheckboxSelectMultiple, label="told of")
+
+    def __init__(self, me: Member, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        events = self.fields["events"]
+        assert isinstance(events, forms.MultipleChoiceField)
+        events.choices = [(event, event) for event in services.events_for(me.tenant)]
 
 
 @never_cache
 @page(Capability.MANAGE_WEBHOOKS)
 def webhooks(request: HttpRequest, me: Member) -> HttpResponse:
     """The list, the form, and the newest deliveries."""
-    form = NewEndpoint(request.POST if request.method == "POST" else None)
+    form = NewEndpoint(me, request.POST if request.method == "POST" else None)
     if request.method == "POST" and form.is_valid():
         try:
             services.add(actor=me.actor, tenant=me.tenant, **form.cleaned_data)
@@ -58,13 +64,24 @@ def webhooks(request: HttpRequest, me: Member) -> HttpResponse:
             messages.success(request, "It is told what happens from now on.")
             return redirect("console-webhooks", slug=me.tenant.slug)
     endpoints = [(one, secret_of(one.id, one.secret_number)) for one in Endpoint.objects.all()]
+    deliveries = list(_before(request)[: SHOWN + 1])
     context = {
         "me": me,
         "endpoints": endpoints,
-        "deliveries": Delivery.objects.select_related("endpoint")[:SHOWN],
+        "deliveries": deliveries[:SHOWN],
+        "older": deliveries[SHOWN - 1].id if len(deliveries) > SHOWN else None,
         "form": form,
     }
     return render(request, "console/webhooks.html", context)
+
+
+def _before(request: HttpRequest) -> QuerySet[Delivery]:
+    """Newest first; ``?before=`` the id of a delivery goes on where a page ended."""
+    found = Delivery.objects.select_related("endpoint")
+    try:
+        return found.filter(id__lt=uuid.UUID(request.GET["before"]))
+    except (KeyError, ValueError):
+        return found
 
 
 @require_POST

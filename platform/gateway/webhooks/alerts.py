@@ -1,0 +1,163 @@
+"""Which lines a tenant's use has crossed: budgets as the door counts them, tokens and first tokens as the books do.
+
+Read by beat, never on the way of a token. Refuses to know who is told, and how.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Protocol
+from uuid import UUID
+from zoneinfo import ZoneInfo
+
+from django.db.models import Count, Q, QuerySet, Sum
+
+from billing.models import Rollup, UsageRequest
+from gateway.gate import Spent
+from gateway.webhooks.models import Alert, Endpoint, Threshold
+from tenants.models import PriorityClass, QuotaPolicy
+
+SLA_SPAN = timedelta(minutes=5)
+SLA_LONGEST = timedelta(minutes=15)  # a call that is older at its end is not looked at: ids begin with their moment
+SLA_LEAST_CALLS = 20
+SLA_LATE_SHARE = 20  # one in so many late is p95 above the target
+
+
+class MoneyGate(Protocol):
+    """The part of ``gateway.gate.Gate`` that is read."""
+
+    def spent(self, windows: Sequence[tuple[str, str, str]]) -> list[Spent]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The day or month of a tenant's calendar that a class counts in just now."""
+
+    tenant_id: UUID
+    priority_class: str
+    id: str
+    starts_at: datetime
+    cap_micros: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A line beside what its window has used: percent of the budget, or tokens. ``used`` None: there is no budget."""
+
+    line: Threshold
+    window: Window
+    used: int | None
+
+    @property
+    def is_crossed(self) -> bool:
+        return self.used is not None and self.used >= self.line.amount
+
+    @property
+    def percent(self) -> int:
+        """Of the way to the line."""
+        return min(100, 100 * (self.used or 0) // self.line.amount)
+
+
+def find(now: datetime, gate: MoneyGate) -> None:
+    """Keeps an alert for everything that has been crossed and was not yet. Raises BusError."""
+    lines = list(Threshold.objects.filter(tenant__is_active=True))
+    found = [*_exhausted(now, gate), *_crossed(now, lines, gate), *_late(now)]
+    Alert.objects.bulk_create(found, ignore_conflicts=True)
+
+
+def standings(now: datetime, lines: Sequence[Threshold], gate: MoneyGate) -> list[Standing]:
+    """In the order of the lines. Raises BusError."""
+    quotas = QuotaPolicy.objects.filter(tenant_id__in={line.tenant_id for line in lines})
+    windows = {(one.tenant_id, one.priority_class): one for one in _windows(now, quotas)}
+    pairs = [(line, windows[line.tenant_id, line.priority_class]) for line in lines]
+    capped = {window for line, window in pairs if line.measure == Threshold.Measure.MONEY and window.cap_micros}
+    percents = {window: 100 * spent.settled_micros // cap for window, cap, spent in _spent(capped, gate)}
+    counted = {window: _tokens(window) for line, window in pairs if line.measure == Threshold.Measure.TOKENS}
+    return [
+        Standing(line, window, (counted if line.measure == Threshold.Measure.TOKENS else percents).get(window))
+        for line, window in pairs
+    ]
+
+
+def _windows(now: datetime, quotas: QuerySet[QuotaPolicy]) -> list[Window]:
+    names = ("tenant_id", "priority_class", "money_window", "money_micros", "tenant__timezone")
+    return [_window(now, *row) for row in quotas.values_list(*names)]
+
+
+def _spent(windows: Iterable[Window], gate: MoneyGate) -> Iterator[tuple[Window, int, Spent]]:
+    """Those with a budget, with it."""
+    capped = [(one, one.cap_micros) for one in windows if one.cap_micros is not None]
+    found = gate.spent([(str(one.tenant_id), one.priority_class, one.id) for one, _ in capped])
+    for (window, cap), spent in zip(capped, found, strict=True):
+        yield window, cap, spent
+
+
+def _window(now: datetime, tenant_id: UUID, label: str, kind: str, cap: int | None, zone: str) -> Window:
+    """Its id is that of ``gateway.admission.window_id``."""
+    midnight = now.astimezone(ZoneInfo(zone)).replace(hour=0, minute=0, second=0, microsecond=0)
+    starts_at = midnight if kind == "day" else midnight.replace(day=1)
+    window_id = starts_at.strftime("%Y-%m-%d" if kind == "day" else "%Y-%m")
+    return Window(tenant_id, label, window_id, starts_at.astimezone(UTC), cap)
+
+
+def _exhausted(now: datetime, gate: MoneyGate) -> Iterator[Alert]:
+    """Percentages only, here and below: amounts of money are for the roles that see money."""
+    quotas = QuotaPolicy.objects.filter(money_micros__isnull=False, tenant__is_active=True)
+    for window, cap, spent in _spent(_windows(now, quotas), gate):
+        if spent.refused_ms is not None:
+            at = datetime.fromtimestamp(spent.refused_ms / 1_000, UTC)
+            used_percent = 100 * spent.settled_micros // cap if cap else 100
+            yield _alert("budget.exhausted", window, "", at, used_percent=used_percent)
+
+
+def _crossed(now: datetime, lines: Sequence[Threshold], gate: MoneyGate) -> Iterator[Alert]:
+    for one in standings(now, lines, gate):
+        if one.is_crossed:
+            unit = "percent" if one.line.measure == Threshold.Measure.MONEY else "tokens"
+            told = {"measure": one.line.measure, f"threshold_{unit}": one.line.amount, f"used_{unit}": one.used}
+            yield _alert("quota.threshold", one.window, f" {one.line.amount} {unit}", now, **told)
+
+
+def _tokens(window: Window) -> int:
+    """Prompt and output tokens, from the hour on in which the window begins: roll-ups are by hours of UTC."""
+    rows = Rollup.objects.filter(
+        tenant_id=window.tenant_id, priority_class=window.priority_class, hour__gte=_hour(window.starts_at)
+    )
+    found = rows.aggregate(prompt=Sum("prompt_tokens", default=0), output=Sum("output_tokens", default=0))
+    return int(found["prompt"] + found["output"])
+
+
+def _late(now: datetime) -> Iterator[Alert]:
+    """Of tenants that want to be told: p95 of their own calls' first tokens above the class's target; once an hour."""
+    asking = Endpoint.objects.filter(is_active=True, events__contains=["class.sla_breach"])
+    tenant_ids = set(asking.values_list("tenant_id", flat=True))
+    targets = PriorityClass.objects.exclude(ttft_target_ms=None).values_list("label", "ttft_target_ms")
+    for label, target_ms in targets if tenant_ids else ():
+        oldest = UUID(int=int((now - SLA_LONGEST).timestamp() * 1_000) << 80)
+        calls = UsageRequest.objects.filter(
+            tenant_id__in=tenant_ids, id__gte=oldest, priority_class=label, ended_at__gte=now - SLA_SPAN
+        )
+        late = Count("id", filter=Q(ttft_us__gt=1_000 * (target_ms or 0)))
+        answered = calls.exclude(ttft_us=None).order_by().values("tenant_id").annotate(num=Count("id"), late=late)
+        for row in answered:
+            if row["num"] >= SLA_LEAST_CALLS and row["late"] * SLA_LATE_SHARE > row["num"]:
+                hour = _hour(now)
+                window = Window(row["tenant_id"], label, f"{hour:%Y-%m-%dT%H:00Z}", hour, None)
+                told = {"ttft_target_ms": target_ms, "calls": row["num"], "late_calls": row["late"]}
+                yield _alert("class.sla_breach", window, "", now, **told)
+
+
+def _hour(moment: datetime) -> datetime:
+    return moment.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
+
+
+def _alert(event: str, window: Window, line: str, at: datetime, **told: Any) -> Alert:
+    return Alert(
+        tenant_id=window.tenant_id,
+        event=event,
+        subject=f"{window.priority_class} {window.id}{line}",
+        data={"class": window.priority_class, "window": window.id, **told},
+        happened_at=at,
+    )
