@@ -2,9 +2,10 @@
 
     python -m benchmarks.board [--seconds 10]
 
-The gateway's part: CPU time of decoding four snapshots a second, reading them ten times a second, making and encoding
+The gateway's part: CPU time of decoding seven snapshots a second, reading them twenty times, making and encoding
 frames. The browser's part: the page's own files in Chromium, fed with those frames; the share of frames that came
-late, beside an empty page on the same machine in the same minute. Prints JSON; asserts nothing.
+late, beside an empty page on the same machine in the same minute. Then the running product: how long after a step the
+page shows it, and how long the playground's first token is behind the API's. Prints JSON; asserts nothing.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import django
 from django.template.loader import render_to_string
 from playwright.async_api import Page, Route, WebSocketRoute, async_playwright
 
+from benchmarks import board_running
 from gateway.console.board import LiveBoard
 from gateway.console.feed import LiveFeed
 from scheduler_engine.policy import PriorityClass
@@ -39,7 +41,8 @@ from wire.snapshots import (
 )
 
 STATIC = Path(__file__).parents[1] / "platform" / "gateway" / "console" / "static"
-NUM_RUNNING, NUM_TENANTS, STEPS_PER_S, LOADS_PER_S = 256, 1_000, 30, 4
+NUM_RUNNING, NUM_TENANTS, STEPS_PER_S, LOADS_PER_S = 256, 1_000, 30, 7
+READS_PER_S = 20
 ORIGIN = "http://board.test"
 LATE_MS = 50
 STATES = ("decode", "decode", "decode", "held", "decode", "prefill")
@@ -127,10 +130,10 @@ async def gateway_cpu(seconds: float) -> dict[str, Any]:
     feed = LiveFeed(read, lambda: now_us, sleep)
     number, num_frames, size = 0, 0, 0
     began = time.process_time()
-    for tick in range(int(seconds * 10)):
-        now_us = tick * 100_000
-        if tick * LOADS_PER_S // 10 != (tick - 1) * LOADS_PER_S // 10:
-            latest = [decode_load(bodies[min(tick * LOADS_PER_S // 10, len(bodies) - 1)])]
+    for tick in range(int(seconds * READS_PER_S)):
+        now_us = tick * 1_000_000 // READS_PER_S
+        if tick * LOADS_PER_S // READS_PER_S != (tick - 1) * LOADS_PER_S // READS_PER_S:
+            latest = [decode_load(bodies[min(tick * LOADS_PER_S // READS_PER_S, len(bodies) - 1)])]
             number, text = await feed.frame_after(number)
             num_frames, size = num_frames + 1, len(text)
     used_s = time.process_time() - began
@@ -214,6 +217,7 @@ async def main(seconds: float) -> None:
         "tenants": NUM_TENANTS,
         "gateway": await gateway_cpu(seconds),
         "browser": await browser_frames(seconds),
+        "running_product": await board_running.measured(seconds),
     }
     print(json.dumps(found, indent=1))  # noqa: T201
 

@@ -1,4 +1,4 @@
-"""The README's pictures, made from the running product: the board during a flood, and what a policy edit would do.
+"""The README's pictures, made from the running product: the board during a flood, pages, what a policy edit would do.
 
     python -m benchmarks.pictures [--out docs/pictures] [--seconds 25]
 
@@ -28,20 +28,26 @@ from playwright.async_api import Browser, Page, async_playwright
 
 ROOT = Path(__file__).parents[1]
 SERVING = "serving on http"
-START_LIMIT_S = 180
+START_LIMIT_S = 300
 MOST_BYTES = 150_000
 NUM_COLOURS = 96
 PREVIEW_LIMIT_MS = 120_000
+PAGES = {
+    "start": "/console/aurora/",
+    "usage": "/console/aurora/usage?span=day&by=class",
+    "alerts": "/console/aurora/alerts",
+    "quotas": "/operator/policy/",
+}
 TIERS = {"interactive": "priority", "default": "default", "batch": "flex"}
 
 
 @asynccontextmanager
-async def product(data: Path) -> AsyncIterator[dict[str, Any]]:
-    """``manage.py up``, until the block ends; its demo.json."""
+async def product(data: Path, *more: str) -> AsyncIterator[dict[str, Any]]:
+    """``manage.py up``, until the block ends; its demo.json, and under ``said`` the lines it has printed."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    arguments = [f"--data={data}", f"--port={port}", "--executor=simulated", "--device-profile=h200-8b"]
+    arguments = [f"--data={data}", f"--port={port}", "--executor=simulated", "--device-profile=h200-8b", *more]
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         str(ROOT / "manage.py"),
@@ -59,8 +65,8 @@ async def product(data: Path) -> AsyncIterator[dict[str, Any]]:
                 if not line:
                     raise SystemExit("the product did not start:\n" + "".join(said[-10:]))
                 said.append(line)
-        reading = asyncio.create_task(_read_on(process.stdout))
-        yield json.loads((data / "demo.json").read_text(encoding="utf-8"))
+        reading = asyncio.create_task(_read_on(process.stdout, said))
+        yield {**json.loads((data / "demo.json").read_text(encoding="utf-8")), "said": said}
         reading.cancel()
     finally:
         if process.returncode is None:
@@ -68,9 +74,9 @@ async def product(data: Path) -> AsyncIterator[dict[str, Any]]:
             await process.wait()
 
 
-async def _read_on(stream: asyncio.StreamReader) -> None:
-    while await stream.readline():
-        pass
+async def _read_on(stream: asyncio.StreamReader, said: list[str]) -> None:
+    while line := await stream.readline():
+        said.append(line.decode())
 
 
 class Traffic:
@@ -124,9 +130,9 @@ async def signed_in(browser: Browser, demo: dict[str, Any], *, width: int, schem
     page = await context.new_page()
     page.on("console", lambda message: message.type == "error" and print(f"console: {message.text}"))  # noqa: T201
     await page.goto("/operator/live")
-    await page.get_by_label("Username").fill(demo["admin"]["username"])
+    await page.get_by_label("Login").fill(demo["admin"]["username"])
     await page.get_by_label("Password").fill(demo["admin"]["password"])
-    await page.get_by_role("button", name="Log in").click()
+    await page.get_by_role("button", name="Sign in").click()
     await page.get_by_role("heading", name="worker-1").wait_for()
     return page
 
@@ -173,6 +179,31 @@ async def _more_of_the_board(browser: Browser, demo: dict[str, Any], page: Page,
         await other.context.close()
 
 
+async def pages(browser: Browser, demo: dict[str, Any], out: Path) -> None:
+    """What a tenant and an operator see first, each as large as a laptop's window."""
+    page = await signed_in(browser, demo, width=1280)
+    await page.goto("/console/aurora/playground")
+    await page.locator("#send").click()
+    await (
+        page.get_by_role("status")
+        .filter(has_text="Complete")
+        .or_(page.get_by_role("status").filter(has_text="Cut at"))
+        .wait_for(timeout=60_000)
+    )
+    await photograph(page, out / "page-playground.png")
+    await page.goto("/console/aurora/alerts")
+    for measure, amount in (("money", "80"), ("tokens", "1000000")):
+        await page.get_by_label("Class").select_option("interactive")
+        await page.get_by_label("Counted in").select_option(measure)
+        await page.get_by_label("Amount").fill(amount)
+        await page.get_by_role("button", name="Draw it").click()
+    for name, address in PAGES.items():
+        await page.goto(address)
+        await page.wait_for_timeout(500)
+        await photograph(page, out / f"page-{name}.png")
+    await page.context.close()
+
+
 async def preview(browser: Browser, demo: dict[str, Any], out: Path) -> None:
     """The desk: batch may take a tenth of the slots, and what that would have meant for what was recorded."""
     page = await signed_in(browser, demo, width=1280)
@@ -189,6 +220,7 @@ async def main(out: Path, seconds: float, *, also: bool) -> None:
         async with product(Path(data)) as demo, async_playwright() as playwright:
             browser = await playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
             await board(browser, demo, out, seconds, also=also)
+            await pages(browser, demo, out)
             await preview(browser, demo, out)
             await browser.close()
 

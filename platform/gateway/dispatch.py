@@ -1,4 +1,4 @@
-"""Which worker takes a response, from what the workers last said of themselves (at most 250 ms old).
+"""Which worker takes a response, from what the workers last said of themselves (some 150 ms ago).
 
 Knows LoadSnapshots; refuses to know prompts. It is never the only door: the engine decides again at its next step.
 """

@@ -124,7 +124,7 @@ class TenantSnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadSnapshot:
-    """Published by each worker every 250 ms from its I/O thread."""
+    """Published by each worker every 150 ms from its I/O thread, and whenever it has something new to say."""
 
     worker_id: str
     epoch: int

@@ -11,6 +11,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from gateway.console.switchboard import switchboard
+from gateway.loads import books
 from scheduler_engine.policy import PriorityClass
 from wire.messages import (
     HISTOGRAM_BOUNDS_MS,
@@ -387,6 +388,18 @@ def test_names_are_shown_as_text_never_as_markup(operator: Page, stage: Any) -> 
     assert operator.locator("main img, main script").count() == 0
 
 
+def test_books_that_differ_are_said_above_everything(operator: Page, stage: Any, monkeypatch: Any) -> None:
+    found = {"engine_ledger_prompt_tokens": 0, "engine_ledger_output_tokens": 0, "wrong_rollups": 0}
+    monkeypatch.setattr(books, "newest", found)
+    operator.goto("/operator/live")
+    stage.play()
+    expect(operator.locator(".worker")).to_be_visible()
+    expect(operator.locator("#books")).to_be_hidden()
+    monkeypatch.setattr(books, "newest", {**found, "engine_ledger_output_tokens": 3})
+    stage.play()
+    expect(operator.get_by_role("alert")).to_contain_text("0 prompt and 3 output tokens that the ledger has not")
+
+
 def test_a_silent_worker_is_shown_as_old_with_its_last_numbers(operator: Page, stage: Any) -> None:
     operator.goto("/operator/live")
     stage.is_repeating = False
@@ -489,9 +502,9 @@ def test_the_log_in_leads_to_the_live_page(page: Page, site: str, stage: Any) ->
 
     User.objects.create_superuser("ops", password="a long enough one")
     page.goto("/operator/live")
-    page.get_by_label("Username").fill("ops")
+    page.get_by_label("Login").fill("ops")
     page.get_by_label("Password").fill("a long enough one")
-    page.get_by_role("button", name="Log in").click()
+    page.get_by_role("button", name="Sign in").click()
 
     expect(page.get_by_role("status")).to_have_text("Live")
     page.get_by_role("link", name="Admin").click()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.console.board import LiveBoard
-from gateway.console.feed import LiveFeed
+from gateway.console.feed import READ_PERIOD_US, LiveFeed
 from gateway.console.quantiles import quantile_ms, since
 from scheduler_engine.policy import PriorityClass
 from tests.loads import quiet_class, quiet_load
@@ -325,7 +325,7 @@ async def test_news_is_sent_at_the_next_reading() -> None:
 
     _, text = await desk.feed.frame_after(number)
 
-    assert desk.now_us - before_us == 100_000
+    assert desk.now_us - before_us == READ_PERIOD_US
     assert json.loads(text)["workers"][0]["step"] == 5
 
 

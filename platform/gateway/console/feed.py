@@ -1,4 +1,4 @@
-"""One reading of the Bus for all who look at the live page, as encoded frames at most ten times a second.
+"""One reading of the Bus for all who look at the live page, as encoded frames, one for each news of a worker.
 
 Knows when to read and when to send; refuses to know who looks.
 """
@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Callable
 import orjson
 
 from gateway.console.board import LiveBoard
-from gateway.loads import Loads
+from gateway.loads import Loads, books
 from wire.bus import BusError
 
-READ_PERIOD_US = 100_000
+READ_PERIOD_US = 50_000
 QUIET_PERIOD_US = 1_000_000  # a frame without news, so that a watcher can tell quiet from dead
 
 
@@ -71,4 +71,5 @@ class LiveFeed:
     def _encode(self, now_us: int) -> None:
         self._number += 1
         self._sent_at_us = now_us
-        self._text = orjson.dumps(self._board.frame(now_us, bus_up=self._bus_up)).decode()
+        frame = {**self._board.frame(now_us, bus_up=self._bus_up), "books": books.newest}
+        self._text = orjson.dumps(frame).decode()

@@ -35,6 +35,7 @@ class RedisGatewayBus:
         self._append_usage = self._client.register_script(script("settle", "append_usage"))
         self._fence = self._client.register_script(script("fence"))
         self._last_outbox_id: str | bytes = "0"
+        self._loads: dict[bytes, LoadSnapshot] = {}  # as they were read last: the same bytes are the same object
 
     async def open(self) -> None:
         await self.heartbeat()
@@ -75,8 +76,10 @@ class RedisGatewayBus:
             if not names:
                 return []
             bodies = await self._client.mget([self._keys.load(name.decode()) for name in names])
-        decoded = [codec.decode_load(body) for body in cast(list[bytes | None], bodies) if body is not None]
-        return [load for load in decoded if load is not None]
+        held = [body for body in cast(list[bytes | None], bodies) if body is not None]
+        decoded = {body: self._loads.get(body) or codec.decode_load(body) for body in held}
+        self._loads = {body: load for body, load in decoded.items() if load is not None}
+        return list(self._loads.values())
 
     async def output(self, response_id: str) -> FinishedOutput | None:
         with bus_errors():

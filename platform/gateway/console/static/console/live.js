@@ -1,6 +1,6 @@
 // The live page: one socket, what it says about itself, and a view for each worker. Old news is shown as old.
 
-import { duration } from "./cells.js";
+import { duration, whole } from "./cells.js";
 import { WorkerView } from "./worker_view.js";
 
 const STALE_AFTER_MS = 2_000; // the feed sends at least once a second
@@ -11,6 +11,7 @@ const NOT_SIGNED_IN = 4401;
 
 const statusNode = document.getElementById("status");
 const noticeNode = document.getElementById("notice");
+const booksNode = document.getElementById("books");
 const emptyNode = document.getElementById("empty");
 const pauseNode = document.getElementById("pause");
 const workersNode = document.getElementById("workers");
@@ -114,6 +115,15 @@ function notice(name) {
   return "";
 }
 
+// What the settler found when it last compared engines, ledger and roll-ups.
+function booksWords(found) {
+  const prompt = found?.engine_ledger_prompt_tokens ?? 0;
+  const output = found?.engine_ledger_output_tokens ?? 0;
+  const rows = found?.wrong_rollups ?? 0;
+  if (!prompt && !output && !rows) return "";
+  return `The books differ: engines counted ${whole(prompt)} prompt and ${whole(output)} output tokens that the ledger has not; ${whole(rows)} roll-up rows are wrong. Run manage.py reconcile.`;
+}
+
 function tell() {
   const [name, words] = state();
   if (statusNode.textContent !== words) statusNode.textContent = words;
@@ -121,6 +131,9 @@ function tell() {
   const text = notice(name);
   if (noticeNode.textContent !== text) noticeNode.textContent = text;
   noticeNode.hidden = text === "";
+  const books = booksWords(frame?.books);
+  if (booksNode.textContent !== books) booksNode.textContent = books;
+  booksNode.hidden = books === "";
   if (frame && !isPaused) {
     const ageMs = performance.now() - frameAtMs;
     for (const view of views.values()) view.age(ageMs > 1_000 ? ageMs : 0);

@@ -1,0 +1,132 @@
+"""How old the board and the playground are, on the running product: imported by ``benchmarks.board``.
+
+A step's moment is read off the worker's own record (its clock is the machine's monotonic one), the moment that it is
+shown from the page. Board: for every step, the time until the page first shows that step or a later one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import shutil
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from openai import AsyncOpenAI
+from playwright.async_api import Browser, Page, async_playwright
+
+from benchmarks.pictures import Traffic, product, signed_in
+from gpu_worker.replay.record_log import Boot, Stepped, log_files
+from gpu_worker.replay.rerun import entries_of
+
+NUM_AT_ONCE = 48
+NUM_FIRST_TOKENS = 20
+PROMPT = "Why is the sky blue?"
+WATCH_STEPS = """() => {
+  window.steps = [];
+  const field = document.querySelector("[data-field=step]");
+  new MutationObserver(() => requestAnimationFrame(() => {
+    window.steps.push([performance.timeOrigin + performance.now(), Number(field.textContent.replaceAll(",", ""))]);
+  })).observe(field, { childList: true, characterData: true, subtree: true });
+}"""
+FIRST_TEXT = """() => new Promise((resolve) => {
+  const box = document.getElementById("answer"), began = performance.now();
+  const watched = new MutationObserver(() => {
+    if (!box.textContent) return;
+    watched.disconnect();
+    resolve(performance.now() - began);
+  });
+  watched.observe(box, { childList: true, characterData: true, subtree: true });
+  document.getElementById("send").click();
+})"""
+
+
+async def measured(seconds: float) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="rubato-board-") as folder:
+        async with product(Path(folder)) as demo, async_playwright() as playwright:
+            browser = await playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+            shown = await _shown_steps(browser, demo, seconds)
+            first_tokens = await _first_tokens(browser, demo)
+            await browser.close()
+        return {"board_behind_a_step": _behind(shown, Path(folder) / "recorded"), **first_tokens}
+
+
+async def _shown_steps(browser: Browser, demo: dict[str, Any], seconds: float) -> list[tuple[float, int]]:
+    """(Unix milliseconds, step) whenever the page showed another one."""
+    page, traffic = await signed_in(browser, demo, width=1280), Traffic(demo)
+    traffic.start("bulk", "batch", num_at_once=NUM_AT_ONCE, num_words=60, max_tokens=400)
+    await asyncio.sleep(3)
+    await page.evaluate(WATCH_STEPS)
+    await asyncio.sleep(seconds)
+    await traffic.stop()
+    await asyncio.sleep(3)  # all has ended, and the last step is shown
+    shown: list[tuple[float, int]] = await page.evaluate("window.steps")
+    await page.close()
+    return shown
+
+
+def _behind(shown: list[tuple[float, int]], recorded: Path) -> dict[str, Any]:
+    """Milliseconds. Steps are aligned at the last one, which stays on the page."""
+    unix_minus_monotonic_ms = (time.time() - time.monotonic()) * 1_000
+    applied_ms: list[float] = []
+    for entry in entries_of(log_files(recorded)):
+        if isinstance(entry, Boot):
+            applied_ms.clear()
+        elif isinstance(entry, Stepped):
+            applied_ms.append(entry.applied_us / 1_000 + unix_minus_monotonic_ms)
+    first_number = shown[-1][1] - len(applied_ms) + 1
+    behind: list[float] = []
+    for (_, before), (at_ms, step) in itertools.pairwise(shown):
+        behind += [at_ms - applied_ms[number - first_number] for number in range(before + 1, step + 1)]
+    behind.sort()
+    return {
+        "steps": len(behind),
+        "p50_ms": round(statistics.median(behind)),
+        "p95_ms": round(behind[len(behind) * 95 // 100]),
+        "p99_ms": round(behind[len(behind) * 99 // 100]),
+    }
+
+
+async def _first_tokens(browser: Browser, demo: dict[str, Any]) -> dict[str, Any]:
+    """In turn, so that both meet the same machine. The page's clock runs from the click to the text in the page."""
+    page = await signed_in(browser, demo, width=1280)
+    await page.goto("/console/aurora/playground")
+    client = AsyncOpenAI(base_url=demo["base_url"] + "/v1", api_key=demo["keys"]["aurora"], max_retries=0)
+    api_ms, page_ms = [], []
+    for _ in range(NUM_FIRST_TOKENS):
+        api_ms.append(await _api_first_token(client, demo["model"]))
+        page_ms.append(await _page_first_token(page))
+    await client.close()
+    return {
+        "first_token_api_p50_ms": round(statistics.median(api_ms), 1),
+        "first_token_playground_p50_ms": round(statistics.median(page_ms), 1),
+        "playground_behind_api_ms": round(statistics.median(page_ms) - statistics.median(api_ms), 1),
+    }
+
+
+async def _api_first_token(client: AsyncOpenAI, model: str) -> float:
+    began = time.perf_counter()
+    stream = await client.chat.completions.create(
+        model=model,
+        messages=[{"role": "user", "content": PROMPT}],
+        max_completion_tokens=16,
+        service_tier="priority",
+        stream=True,
+    )
+    first_ms = 0.0
+    async for chunk in stream:
+        if not first_ms and chunk.choices and chunk.choices[0].delta.content:
+            first_ms = (time.perf_counter() - began) * 1_000
+    return first_ms
+
+
+async def _page_first_token(page: Page) -> float:
+    await page.get_by_label("Prompt").fill(PROMPT)
+    await page.get_by_label("Max tokens").fill("16")
+    await page.get_by_role("radio", name="interactive").check()
+    first_ms: float = await page.evaluate(FIRST_TEXT)
+    await page.locator("#send:enabled").wait_for()
+    return first_ms
