@@ -17,7 +17,7 @@ from django.core.asgi import get_asgi_application
 from django.test import Client
 from granian.constants import Interfaces
 from granian.server.embed import Server
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, sync_playwright
 from pytest_django import DjangoDbBlocker
 
 from gateway.celery import app as celery_app
@@ -183,7 +183,13 @@ def page(browser: Browser, site: str) -> Iterator[Page]:
     context = browser.new_context(base_url=site, viewport={"width": 1280, "height": 900})
     opened = context.new_page()
     complaints: list[str] = []
-    opened.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
+
+    def heard(message: ConsoleMessage) -> None:
+        is_of_the_page = message.text.startswith("Failed to load") and message.location["url"] == opened.url
+        if message.type == "error" and not is_of_the_page:  # a page may say that it is not there
+            complaints.append(message.text)
+
+    opened.on("console", heard)
     opened.on("pageerror", lambda error: complaints.append(str(error)))
     yield opened
     context.close()

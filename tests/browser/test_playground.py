@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import pytest
 from django.conf import settings
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, Page, expect
 
 from tenants import selectors, services
 from tenants.models import QuotaPolicy, Tenant
 from tenants.roles import Role
+from tests.browser.cable import Cable
 from tests.browser.product import Product, join
 from wire.messages import EngineCounters, Reserved
 from wire.redis_bus import RedisUsageReader
@@ -44,6 +45,19 @@ window.WebSocket = class extends Real {
   }
 };
 """
+WATCH = """() => {
+  const began = performance.now();
+  window.seen = { frames: 0, seconds: 0, longest_ms: 0 };
+  new PerformanceObserver((list) => {
+    for (const task of list.getEntries()) window.seen.longest_ms = Math.max(window.seen.longest_ms, task.duration);
+  }).observe({ type: "longtask" });
+  const count = (now) => {
+    window.seen.frames += 1;
+    window.seen.seconds = (now - began) / 1_000;
+    requestAnimationFrame(count);
+  };
+  requestAnimationFrame(count);
+}"""
 
 
 @pytest.fixture
@@ -169,6 +183,27 @@ def test_a_half_open_socket_is_noticed_and_the_answer_goes_on_where_it_was(owner
     assert answer(owner) == LETTERS.decode()
 
 
+def test_a_network_that_goes_away_costs_a_pause_and_no_token(browser: Browser, product: Product, site: str) -> None:
+    """P69: as in a tunnel. Nothing is heard for a while, every connection is gone, and none can be made."""
+    product.worker.script.answer, product.worker.step_s = LETTERS, 0.01
+    with Cable(site) as cable:
+        context = browser.new_context(base_url=cable.base_url)
+        join(context, cable.base_url, "aurora", Role.OWNER)
+        page = context.new_page()
+        send(page)
+        expect(page.locator("#answer")).to_have_text(re.compile("^[a-z]{21,}$"))
+        cable.cut()
+        expect(page.get_by_role("status")).to_contain_text("The connection is lost")
+        before = len(answer(page))
+        cable.mend()
+        page.evaluate("window.dispatchEvent(new Event('online'))")
+        expect(page.get_by_role("status")).to_contain_text("Complete", timeout=30_000)
+        assert 20 < before < 150
+        assert answer(page) == LETTERS.decode()
+        assert len(product.worker.submits) == 1
+        context.close()
+
+
 def test_an_answer_becomes_text_and_nothing_else(owner: Page, product: Product) -> None:
     product.worker.script.answer = "\n".join(CORPUS).encode()
     product.worker.script.tokens_per_step = 7
@@ -203,6 +238,34 @@ def test_four_hundred_tokens_a_second_are_drawn_once_a_frame(owner: Page, produc
     draws, frames = owner.evaluate("[window.draws, window.frames]")
     assert 1 < draws <= frames + 1
     assert draws < 600 / 2
+
+
+@pytest.mark.soak
+def test_two_minutes_of_four_hundred_tokens_a_second_leave_the_tab_quick_and_small(
+    owner: Page, product: Product, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(product.worker, "max_model_len", 65_536)
+    expected = "".join(f"{number:09}\n" for number in range(4_800))
+    product.worker.script.answer, product.worker.step_s = expected.encode(), 0.01
+    product.worker.script.tokens_per_step = 4
+    owner.goto("/console/aurora/playground")
+    owner.evaluate(WATCH)
+    devtools = owner.context.new_cdp_session(owner)
+    devtools.send("Performance.enable")
+
+    def heap() -> float:
+        devtools.send("HeapProfiler.collectGarbage")
+        found = devtools.send("Performance.getMetrics")["metrics"]
+        return float(next(one["value"] for one in found if one["name"] == "JSHeapUsedSize"))
+
+    before = heap()
+    owner.get_by_label("Max tokens").fill("60000")
+    owner.get_by_role("button", name="Send").click()
+    expect(owner.get_by_role("status")).to_have_text("Complete: 48000 tokens.", timeout=300_000)
+    seen, growth_bytes = owner.evaluate("window.seen"), heap() - before
+    assert answer(owner) == expected
+    assert growth_bytes < 32 * 1_048_576
+    assert seen["longest_ms"] <= 200 or seen["frames"] >= 50 * seen["seconds"], seen
 
 
 def test_only_granted_classes_can_be_picked(page: Page, site: str) -> None:

@@ -1,5 +1,7 @@
 // Asks again for a fragment of the page while it says that it is not finished: <div data-poll="url">…</div>.
 
+import { tellInViewersZone } from "./times.js";
+
 const EVERY_MS = 1000;
 const oldNews = document.getElementById("old-news");
 
@@ -26,6 +28,7 @@ async function ask(box) {
 function show(box, html) {
   const focused = box.contains(document.activeElement) ? document.activeElement.id : "";
   box.innerHTML = html;
+  tellInViewersZone(box);
   if (focused) document.getElementById(focused)?.focus();
 }
 
