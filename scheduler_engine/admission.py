@@ -88,7 +88,9 @@ def predicted_wait_us(state: EngineState, live: LiveRequest) -> int:
     Fluid estimate: while the tenant's own line drains, every active tenant drains by its weight. O(values).
     """
     account, queue = live.account, state.queues[live.rank]
-    above_us = sum(state.queues[higher].waiting_us for higher in range(live.rank))
+    above_us = 0
+    for higher in range(live.rank):
+        above_us += state.queues[higher].waiting_us
     dearer_us = queue.waiting_us_above(live.request.value_micros)
     weights = max(account.weight, state.accountant.active_weight(live.rank))
     shared_us = queue.waiting_us_of(account) * weights // account.weight

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from scheduler_engine.draft import Draft
 from scheduler_engine.errors import BrokenBooks
-from scheduler_engine.live import State
+from scheduler_engine.live import IN_SLOT, SUSPENDED, State
 from scheduler_engine.policy import PriorityClass
 from scheduler_engine.request import RequestId
 from scheduler_engine.state import EngineState
@@ -44,7 +44,7 @@ def _check_places(state: EngineState) -> None:
     on_device = {live.request_id for live in state.running}
     queued = {live.request_id for queue in state.queues for live in queue.waiting()}
     for request_id, live in state.lives.items():
-        runs = live.state in (State.PREFILL, State.DECODE)
+        runs = live.state in IN_SLOT
         place = (request_id in on_device, request_id in queued, request_id in state.fences)
         expected = (
             runs or live.state is State.HELD,
@@ -59,10 +59,7 @@ def _check_places(state: EngineState) -> None:
     if strangers:
         raise BrokenBooks(f"ended requests are still held somewhere: {sorted(strangers)}")
     for rank in PriorityClass:
-        suspended = sum(
-            live.rank == rank and live.state in (State.HELD, State.SAVING, State.ON_HOST, State.DROPPED)
-            for live in state.lives.values()
-        )
+        suspended = sum(live.rank == rank and live.state in SUSPENDED for live in state.lives.values())
         if suspended != state.num_suspended[rank]:
             raise BrokenBooks(f"class {rank.label}: {state.num_suspended[rank]} suspended, counted {suspended}")
 

@@ -8,10 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from scheduler_engine.errors import BrokenBooks
-from scheduler_engine.live import LiveRequest, State
+from scheduler_engine.live import ON_DEVICE, LiveRequest
 from scheduler_engine.request import RequestId
-
-_ON_DEVICE = (State.PREFILL, State.DECODE, State.HELD)
 
 
 class Checkpoints:
@@ -50,12 +48,12 @@ class Checkpoints:
 
     def lag(self, lives: Mapping[RequestId, LiveRequest], block_size: int) -> int:
         """Full blocks of the likeliest victims that are not saved."""
-        running = [live for live in self.likely if live.request_id in lives and live.state in _ON_DEVICE]
+        running = [live for live in self.likely if live.request_id in lives and live.state in ON_DEVICE]
         return sum(live.computed // block_size - len(live.host_blocks) for live in running)
 
     def check_books(self, lives: Mapping[RequestId, LiveRequest], block_size: int) -> None:
         """Raises BrokenBooks unless the members are those on the device that have host blocks."""
-        found = {i: live for i, live in lives.items() if live.host_blocks and live.state in _ON_DEVICE}
+        found = {i: live for i, live in lives.items() if live.host_blocks and live.state in ON_DEVICE}
         if found.keys() != self._members.keys():
             raise BrokenBooks(f"saved ahead: {sorted(found.keys() ^ self._members.keys())} are in the wrong place")
         num_blocks = sum(len(live.host_blocks) for live in found.values())

@@ -56,6 +56,7 @@ class DecodePlanner:
             return
         self._draft.holding[rank] = True
         keeps_one = self._budget.num_tokens == 0 and not self._draft.chunks
+        newly_held: list[LiveRequest] = []
         idle = self._draft.idle
         for request_id, live in members.items():
             if room_ns >= 0:
@@ -68,19 +69,21 @@ class DecodePlanner:
                 continue
             idle[request_id] = live
             if request_id not in held_before:
-                self._note_hold(live)
+                newly_held.append(live)
+        self._note_holds(rank, newly_held)
 
     def _sit_out(self, live: LiveRequest) -> None:
         self._draft.idle[live.request_id] = live
 
-    def _note_hold(self, live: LiveRequest) -> None:
+    def _note_holds(self, rank: int, newly_held: list[LiveRequest]) -> None:
         by = self._draft.first_token_by
-        self._state.journal.held(live, by)
-        live.num_holds += 1
-        self._state.running.step_held[live.rank][live.request_id] = live
-        self._state.outbox.preempted.append(
-            Preempted(live.request_id, Lever.HOLD, Resource.STEP_TIME, None if by is None else by.request_id)
-        )
+        by_id = None if by is None else by.request_id
+        step_held, preempted = self._state.running.step_held[rank], self._state.outbox.preempted
+        self._state.journal.held(rank, newly_held, by)
+        for live in newly_held:
+            live.num_holds += 1
+            step_held[live.request_id] = live
+            preempted.append(Preempted(live.request_id, Lever.HOLD, Resource.STEP_TIME, by_id))
 
     def _grow(self, rank: int) -> None:
         """Decodes at a block edge get their block; who must give way for it is settled before any block is taken."""

@@ -52,8 +52,7 @@ class Resource(enum.StrEnum):
     FAILURE = "failure"
 
 
-@dataclass(frozen=True, slots=True)
-class Accepted:
+class Accepted(NamedTuple):
     request_id: RequestId
     position: int  # requests ahead of it in its class
     estimated_start_us: int
@@ -71,8 +70,7 @@ class Wait(NamedTuple):
     duration_us: int
 
 
-@dataclass(frozen=True, slots=True)
-class Rejected:
+class Rejected(NamedTuple):
     """The end of one that never ran: refused at the door, or shed while it waited (then an Accepted came before).
 
     Never charged. A request ends with exactly one of Rejected and Finished. ``retry_after_us`` is None where coming
@@ -85,8 +83,7 @@ class Rejected:
     waits: tuple[Wait, ...] = ()  # until this was decided
 
 
-@dataclass(frozen=True, slots=True)
-class RequestCounters:
+class RequestCounters(NamedTuple):
     """What one request cost. Durations in microseconds; recomputed work is recorded and never billed.
 
     ``waits`` of phase "queued" sum to ``queue_us``, exactly.
@@ -105,8 +102,7 @@ class RequestCounters:
     waits: tuple[Wait, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(NamedTuple):
     """Counts are cumulative. ``prompt_tokens`` are those computed at least once (all of them once a token came)."""
 
     request_id: RequestId

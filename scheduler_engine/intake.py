@@ -7,39 +7,34 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 from scheduler_engine import admission
 from scheduler_engine.deadlines import latest_start_us, set_deadlines, tightest
 from scheduler_engine.events import Accepted, FinishReason, Rejected, RejectReason
-from scheduler_engine.live import LiveRequest, State
+from scheduler_engine.live import ON_DEVICE, LiveRequest, State
 from scheduler_engine.policy import PriorityClass
 from scheduler_engine.request import Request, RequestId
 from scheduler_engine.state import EngineState
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
+class Arrival(NamedTuple):
     request: Request
     arrival_us: int
 
 
-@dataclass(frozen=True, slots=True)
-class Cancellation:
+class Cancellation(NamedTuple):
     request_id: RequestId
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class ServiceElsewhere:
+class ServiceElsewhere(NamedTuple):
     priority_class: PriorityClass
     tenant_id: str
     gpu_us: int
 
 
-@dataclass(frozen=True, slots=True)
-class Naming:
+class Naming(NamedTuple):
     request_id: RequestId
     keys: Sequence[bytes]
 
@@ -81,7 +76,7 @@ class Intake:
         live = self._state.lives.get(item.request_id)
         if live is not None:
             live.prefix_keys = (*live.prefix_keys, *item.keys)
-            if live.state in (State.PREFILL, State.DECODE, State.HELD):
+            if live.state in ON_DEVICE:
                 self._state.publish_prefix(live)
 
     def _arrive(self, arrival: Arrival) -> None:

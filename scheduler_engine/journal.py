@@ -252,10 +252,12 @@ class Journal:
 
     # in a slot, without a part of the step
 
-    def held(self, live: LiveRequest, by: LiveRequest | None) -> None:
-        """A decode begins to sit steps out for a promise above it."""
-        self._num_held[live.rank] += 1
-        self.waits.idle(live.waits, share_key(Cause.STEP_TIME, 0 if by is None else 1 + by.rank), self.now_us)
+    def held(self, rank: int, lives: Sequence[LiveRequest], by: LiveRequest | None) -> None:
+        """Decodes of a class begin to sit steps out for a promise above them."""
+        self._num_held[rank] += len(lives)
+        key = share_key(Cause.STEP_TIME, 0 if by is None else 1 + by.rank)
+        for live in lives:
+            self.waits.idle(live.waits, key, self.now_us)
 
     def starved(self, live: LiveRequest, cause: Cause) -> None:
         """It keeps its slot and gets nothing in this step: no block to grow into, or no room in the step."""

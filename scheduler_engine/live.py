@@ -30,6 +30,14 @@ class State(enum.IntEnum):
     DROPPED = 6  # KV gone, computed again on resume
 
 
+IN_SLOT = (State.PREFILL, State.DECODE)
+ON_DEVICE = (State.PREFILL, State.DECODE, State.HELD)
+IN_LINE = (State.WAITING, State.HELD, State.ON_HOST, State.DROPPED)
+SUSPENDED = (State.HELD, State.SAVING, State.ON_HOST, State.DROPPED)
+WITHOUT_KV = (State.WAITING, State.DROPPED)
+_WAITING = State.WAITING
+
+
 class LiveRequest:
     """Always: ``computed <= total``, ``len(block_table) * block_size >= computed`` in PREFILL, DECODE and HELD, and the
     order key ``(suspended first, relegated last, deadline, arrival, sequence number)`` changes in no queue.
@@ -110,7 +118,8 @@ class LiveRequest:
         self.stop_ids = frozenset(request.stop_token_ids)
         self.state = State.WAITING
         self.prefix_keys = request.prefix_keys  # those of its output too, as blocks of it fill
-        self.block_table, self.host_blocks = list[int](), list[int]()
+        self.block_table: list[int] = []
+        self.host_blocks: list[int] = []
         self.output_ids: list[int] = list(request.delivered_token_ids)
         self.prompt_len = len(request.prompt_token_ids)
         self.limit_total = self.prompt_len + request.max_tokens  # ends here with LENGTH, at the latest
@@ -122,7 +131,7 @@ class LiveRequest:
         self.sequence: DecodingSequence  # once it decodes
         self.offset = self.check_clock = self.edge_clock = 0  # while it is seated: ``RunningSet``
         self.check_total = 0  # look closer once it has so many tokens: a limit or an estimate
-        self.tab = Tab(account.tab.meter)
+        self.tab = Tab(account.meter)
         self.ticket = 0
         self.estimated_gpu_us = 0
         self.predicted_wait_us = 0
@@ -139,9 +148,7 @@ class LiveRequest:
         self.failures = 0
         self.num_preemptions = 0
         self.num_steps_without_token = 0
-        self.num_holds = 0
-        self.num_swaps = 0
-        self.num_recomputes = 0
+        self.num_holds = self.num_swaps = self.num_recomputes = 0
         self.recomputed_tokens = 0
         self.swapped_blocks = 0
         self.waits = WaitLog()
@@ -149,7 +156,7 @@ class LiveRequest:
     @property
     def order_key(self) -> tuple[int, int, int, int]:
         """The one key for queueing and for victims; unique by its last part."""
-        fresh = 1 + self.is_relegated if self.state is State.WAITING else 0
+        fresh = 1 + self.is_relegated if self.state is _WAITING else 0
         return (fresh, self.deadline_us, self.arrival_us, self.sequence_number)
 
     @property
@@ -180,7 +187,8 @@ class LiveRequest:
     @property
     def rest(self) -> int:
         """Tokens known and not yet computed; 1 for a decode."""
-        return self.total - self.computed
+        computed = self._computed
+        return 1 if computed is None else self.prompt_len + len(self.output_ids) - computed
 
     @property
     def num_to_copy_in(self) -> int:

@@ -30,44 +30,38 @@ class Meter:
 
 
 class Tab:
-    """What a tenant or a request has to pay. Always: ``charged`` is exact, whenever and however often it is read."""
+    """What a tenant or a request has to pay. Always: ``charged`` is exact, whenever and however often it is read.
 
-    __slots__ = ("_num_rows", "_offsets", "_per_row", "_per_token", "_settled", "meter")
+    While its rows stay the same it is a straight line in the meter's two prices; when one comes or goes, ``_base``
+    moves by what the meter shows of it, so that nothing jumps.
+    """
+
+    __slots__ = ("_base", "_num_rows", "_offsets", "meter")
 
     def __init__(self, meter: Meter) -> None:
         self.meter = meter
-        self._settled = 0
+        self._base = 0  # where the line starts: may be negative
         self._num_rows = 0
         self._offsets = 0  # sum over its rows
-        self._per_row = 0
-        self._per_token = 0
 
     @property
     def charged(self) -> int:
         """In units, so far."""
-        if not self._num_rows:
-            return self._settled
         meter = self.meter
-        rows = self._num_rows * (meter.per_row - self._per_row)
-        return self._settled + rows + self._offsets * (meter.per_token - self._per_token)
+        return self._base + self._num_rows * meter.per_row + self._offsets * meter.per_token
 
     def charge(self, units: int) -> None:
         """Something else than a decode row."""
-        self._settled += units
+        self._base += units
 
     def open(self, offset: int) -> None:
         """From the next step on a row with this offset is on the tab."""
-        self._settle()
+        self._base -= self.meter.per_row + offset * self.meter.per_token
         self._num_rows += 1
         self._offsets += offset
 
     def close(self, offset: int) -> None:
         """That row is not any more."""
-        self._settle()
+        self._base += self.meter.per_row + offset * self.meter.per_token
         self._num_rows -= 1
         self._offsets -= offset
-
-    def _settle(self) -> None:
-        self._settled = self.charged
-        self._per_row = self.meter.per_row
-        self._per_token = self.meter.per_token

@@ -5,14 +5,14 @@ Knows victims and costs; refuses to push anybody out itself.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Iterator
+from operator import itemgetter
 from typing import NamedTuple
 
 from scheduler_engine.cost import to_us
 from scheduler_engine.events import Lever
 from scheduler_engine.fairness import Account
-from scheduler_engine.live import LiveRequest
+from scheduler_engine.live import LiveRequest, State
 from scheduler_engine.prefix_cache import Giving
 from scheduler_engine.state import EngineState
 
@@ -26,6 +26,14 @@ class Need(NamedTuple):
     blocks: int
 
 
+class Price(NamedTuple):
+    """What it takes to make one request give way by its cheapest lever: device time there and back, host blocks."""
+
+    lever: Lever
+    cost_us: int
+    host_blocks: int
+
+
 class Victim(NamedTuple):
     """One way to make one request give way. ``cost_us``: device time it takes to push it out and to bring it back."""
 
@@ -35,7 +43,6 @@ class Victim(NamedTuple):
     slots: int
     blocks: int
     host_blocks: int
-    key: tuple[int, ...]  # least wanted first
 
     @property
     def given(self) -> list[int]:
@@ -52,29 +59,32 @@ def choose_victims(
     candidates), asked only when a head is blocked.
     """
     market = _Market(state, need, reproducible_may_drop=reproducible_may_drop)
-    offers = [victim for live in candidates if (victim := market.offer(live)) is not None]
-    offers.sort(key=lambda victim: victim.key)
+    offers = market.offers(candidates)
     several = _greedy(state, need, offers, market)
     if several is None or len(several) == 1:
         return several
     lowest_rank = min(victim.live.rank for victim in several)
     total_us = sum(victim.cost_us for victim in several)
-    singles = [v for v in offers if v.live.rank >= lowest_rank and v.slots >= need.slots and v.blocks >= need.blocks]
-    single = min(singles, key=lambda victim: (victim.cost_us, victim.key), default=None)
-    return [single] if single is not None and single.cost_us <= total_us else several
+    large = [(price.cost_us, key, live) for key, live, price in offers if len(live.block_table) >= need.blocks]
+    for cost_us, _, live in sorted(large):
+        if cost_us > total_us:
+            break
+        single = market.victim(live)
+        if live.rank >= lowest_rank and single and single.slots >= need.slots and single.blocks >= need.blocks:
+            return [single]
+    return several
 
 
-def _greedy(state: EngineState, need: Need, offers: list[Victim], market: _Market) -> list[Victim] | None:
+def _greedy(state: EngineState, need: Need, offers: list[_Offer], market: _Market) -> list[Victim] | None:
     slots, blocks = need
     host_free = state.host_room
     giving = Giving(state.device)
     chosen: list[Victim] = []
-    for offer in offers:
+    for _, live, price in offers:
         if slots <= 0 and blocks <= 0:
             break
-        victim: Victim | None = offer
-        if offer.host_blocks > host_free:  # those before it have filled the host
-            victim = market.with_host(host_free).offer(offer.live)
+        is_host_full = price.host_blocks > host_free  # those before it have filled it
+        victim = (market.with_host(host_free) if is_host_full else market).victim(live)
         if victim is None:
             continue
         gain = giving.gain(victim.given)
@@ -103,6 +113,10 @@ def _pruned(chosen: list[Victim], giving: Giving, *, spare_slots: int, spare_blo
     return kept
 
 
+_Offer = tuple[tuple[int, ...], LiveRequest, Price]  # the key orders the least wanted first and is unique
+_key_of = itemgetter(0)
+
+
 class _Market:
     """What it takes to make requests give way for a need. Lengths and tenants that many share are priced once."""
 
@@ -113,7 +127,7 @@ class _Market:
         self._need = need
         self._reproducible_may_drop = reproducible_may_drop
         self._host_free = state.host_room if host_free is None else host_free
-        self._levers: dict[tuple[int, int, bool], tuple[Lever, int] | None] = {}
+        self._prices: dict[tuple[int, int, bool], Price | None] = {}
         self._services: dict[Account, int] = {}
 
     def with_host(self, host_free: int) -> _Market:
@@ -121,37 +135,55 @@ class _Market:
         may_drop = self._reproducible_may_drop
         return _Market(self._state, self._need, reproducible_may_drop=may_drop, host_free=host_free)
 
-    def offer(self, live: LiveRequest) -> Victim | None:
-        state, need, rank = self._state, self._need, live.rank
-        computed = live.computed
-        lever = self._lever(live, computed)
+    def offers(self, candidates: Iterable[LiveRequest]) -> list[_Offer]:
+        """Those of them who can give way, least wanted first."""
+        state, need_blocks = self._state, self._need.blocks
+        device, classes, step = state.device, state.classes, state.step
+        found: list[_Offer] = []
+        for live in candidates:
+            price = self._price(live)
+            if price is None:
+                continue
+            policy = classes[live.rank]
+            blocks = device.num_unique(live.block_table)
+            if blocks > need_blocks:
+                blocks = need_blocks
+            key = (
+                -live.rank,
+                live.num_preemptions >= policy.max_preemptions,
+                step - live.started_step < policy.quantum_steps,
+                live.finish_total - live.total <= _NEARLY_DONE_TOKENS,
+                price.cost_us // blocks if blocks else price.cost_us,
+                -self._service(live.account),
+                -live.deadline_us,
+                -live.arrival_us,
+                -live.sequence_number,
+            )
+            found.append((key, live, price))
+        found.sort(key=_key_of)
+        return found
+
+    def victim(self, live: LiveRequest) -> Victim | None:
+        """As it would give way; None where it cannot."""
+        price = self._price(live)
+        if price is None:
+            return None
+        blocks = 0 if price.lever is Lever.HOLD else self._state.device.num_unique(live.block_table)
+        slots = 0 if live.state is State.HELD else 1
+        return Victim(live, price.lever, price.cost_us, slots, blocks, price.host_blocks)
+
+    def _price(self, live: LiveRequest) -> Price | None:
+        kind = (live.computed, len(live.host_blocks), live.request.reproducible)
+        if kind not in self._prices:
+            self._prices[kind] = self._price_of_kind(live)
+        return self._prices[kind]
+
+    def _price_of_kind(self, live: LiveRequest) -> Price | None:
+        lever = cheapest_lever(self._state, live, self._need, self._host_free, self._reproducible_may_drop)
         if lever is None:
             return None
         how, cost_us = lever
-        slots = 0 if live.request_id in state.running.held[rank] else 1
-        blocks = 0 if how is Lever.HOLD else state.device.num_unique(live.block_table)
-        host_blocks = state.config.num_blocks_for(computed) if how is Lever.SWAP else 0
-        policy = state.classes[rank]
-        key = (
-            -rank,
-            live.num_preemptions >= policy.max_preemptions,
-            state.step - live.started_step < policy.quantum_steps,
-            live.finish_total - live.total <= _NEARLY_DONE_TOKENS,
-            cost_us // max(1, min(blocks, need.blocks)),
-            -self._service(live.account),
-            -live.deadline_us,
-            -live.arrival_us,
-            -live.sequence_number,
-        )
-        return Victim(live, how, cost_us, slots, blocks, host_blocks, key)
-
-    def _lever(self, live: LiveRequest, computed: int) -> tuple[Lever, int] | None:
-        kind = (computed, len(live.host_blocks), live.request.reproducible)
-        if kind not in self._levers:
-            self._levers[kind] = cheapest_lever(
-                self._state, live, self._need, self._host_free, self._reproducible_may_drop
-            )
-        return self._levers[kind]
+        return Price(how, cost_us, self._state.config.num_blocks_for(live.computed) if how is Lever.SWAP else 0)
 
     def _service(self, account: Account) -> int:
         service = self._services.get(account)
@@ -196,9 +228,8 @@ def lower_classes(state: EngineState, rank: int) -> Iterator[LiveRequest]:
 def likely_victims(state: EngineState, rank: int, count: int) -> list[LiveRequest]:
     """The first ``count`` whom a head of class ``rank`` that is short of blocks would swap out. O(candidates)."""
     market = _Market(state, Need(0, state.config.block_size), reproducible_may_drop=False)
-    offers = [market.offer(live) for live in lower_classes(state, rank)]
-    swaps = [offer for offer in offers if offer is not None and offer.lever is Lever.SWAP]
-    return [offer.live for offer in heapq.nsmallest(count, swaps, key=lambda victim: victim.key)]
+    swaps = [live for _, live, price in market.offers(lower_classes(state, rank)) if price.lever is Lever.SWAP]
+    return swaps[:count]
 
 
 def is_pinned(state: EngineState, live: LiveRequest) -> bool:

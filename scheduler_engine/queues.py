@@ -152,7 +152,11 @@ class ClassQueue:
 
     def waiting_us_above(self, value_micros: int) -> int:
         """Estimated device time of what waits and is worth more. O(values that wait)."""
-        return sum(us for value, us in self._us_of_value.items() if value > value_micros)
+        above_us = 0
+        for value, us in self._us_of_value.items():
+            if value > value_micros:
+                above_us += us
+        return above_us
 
     def waiting(self) -> list[LiveRequest]:
         """All of them, tenant by tenant. O(n): for books and boards."""

@@ -137,15 +137,15 @@ RECORD_BYTES = _LAYOUT.size
 
 
 def outcome_code(reason: RejectReason | FinishReason | None) -> int:
-    return 0 if reason is None else _OUTCOME_CODES[reason.value]
+    return 0 if reason is None else _OUTCOME_CODES[reason]
 
 
 def resource_code(resource: Resource | None) -> int:
-    return 0 if resource is None else _RESOURCE_CODES[resource.value]
+    return 0 if resource is None else _RESOURCE_CODES[resource]
 
 
 def lever_code(lever: Lever | None) -> int:
-    return 0 if lever is None else _LEVER_CODES[lever.value]
+    return 0 if lever is None else _LEVER_CODES[lever]
 
 
 pack = _LAYOUT.pack  # the fields of a DecisionRecord, in order, each within its bytes

@@ -6,7 +6,7 @@ When they do, only what is not saved yet has to be copied. Knows pressure and bo
 from __future__ import annotations
 
 from scheduler_engine.draft import Draft
-from scheduler_engine.live import LiveRequest, State
+from scheduler_engine.live import ON_DEVICE, LiveRequest
 from scheduler_engine.policy import ClassPolicy, PriorityClass
 from scheduler_engine.preemption import likely_victims
 from scheduler_engine.state import EngineState
@@ -79,4 +79,4 @@ def _is_preempting(policy: ClassPolicy) -> bool:
 
 
 def _is_running(state: EngineState, live: LiveRequest) -> bool:
-    return state.lives.get(live.request_id) is live and live.state in (State.PREFILL, State.DECODE, State.HELD)
+    return state.lives.get(live.request_id) is live and live.state in ON_DEVICE

@@ -97,7 +97,7 @@ class Seats:
         self.num_tokens += live.total
         live.offset = offset = live.total - self.meter.clock
         live.tab.open(offset)
-        live.account.tab.open(offset)
+        live.account.open(offset)
         for token_id in live.stop_ids:
             self.stop_ids[token_id] = self.stop_ids.get(token_id, 0) + 1
         self.await_edge(live)
@@ -106,9 +106,9 @@ class Seats:
 
     def unseat(self, live: LiveRequest) -> None:
         del self.members[live.request_id]
-        self.num_tokens -= live.total
+        self.num_tokens -= live.offset + self.meter.clock
         live.tab.close(live.offset)
-        live.account.tab.close(live.offset)
+        live.account.close(live.offset)
         for token_id in live.stop_ids:
             if self.stop_ids[token_id] == 1:
                 del self.stop_ids[token_id]

@@ -122,7 +122,7 @@ class Settlement:
 
     @staticmethod
     def _bill(account: Account, units: int, served: list[int]) -> None:
-        account.tab.charge(units)
+        account.charge(units)
         served[account.priority_class] += units
 
     def _bill_rest(self, units: int, served: list[int]) -> None:

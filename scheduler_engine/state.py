@@ -21,7 +21,7 @@ from scheduler_engine.governor import Governor
 from scheduler_engine.headroom import Headroom
 from scheduler_engine.journal import Journal
 from scheduler_engine.lengths import LengthHistory
-from scheduler_engine.live import LiveRequest, State
+from scheduler_engine.live import IN_LINE, IN_SLOT, ON_DEVICE, SUSPENDED, WITHOUT_KV, LiveRequest, State
 from scheduler_engine.overload import Overload
 from scheduler_engine.peak import PeakBook
 from scheduler_engine.plan import BlockCopy
@@ -33,6 +33,8 @@ from scheduler_engine.returns import ReturnBook
 from scheduler_engine.running import RunningSet
 from scheduler_engine.tally import Tally
 from scheduler_engine.value import ValueLevels
+
+_KEEPS_KV = (State.HELD, State.ON_HOST)
 
 
 class EngineState:
@@ -102,7 +104,7 @@ class EngineState:
     def is_queued(self, live: LiveRequest) -> bool:
         """True when the request waits for a start, fresh or suspended."""
         is_live = self.lives.get(live.request_id) is live
-        return is_live and live.state in (State.WAITING, State.HELD, State.ON_HOST, State.DROPPED)
+        return is_live and live.state in IN_LINE
 
     def memory_cap(self, live: LiveRequest) -> int:
         """Blocks up to which the class may plan; a request that was let in under a wider policy still fits alone."""
@@ -133,10 +135,9 @@ class EngineState:
 
     def estimate_gpu(self, live: LiveRequest) -> None:
         """Set how much device time it is expected to take from here to its end."""
-        prefill = 0 if live.state in (State.HELD, State.ON_HOST) else live.rest
-        cost_ns = self.cost.request_ns(
-            start=live.computed, prefill=prefill, output=max(0, live.estimated_total - live.total)
-        )
+        computed, total = live.computed, live.total
+        prefill = 0 if live.state in _KEEPS_KV else total - computed
+        cost_ns = self.cost.request_ns(start=computed, prefill=prefill, output=max(0, live.estimated_total - total))
         live.estimated_gpu_us = max(1, cost_ns // 1_000)
 
     def enqueue(self, live: LiveRequest) -> None:
@@ -147,14 +148,14 @@ class EngineState:
         """While a request with nothing of its own is tried for a start it owns what the cache has of its prefix. The
         last token is computed in any case: nothing is drawn without.
         """
-        if live.prefix_keys and live.state in (State.WAITING, State.DROPPED):
+        if live.prefix_keys and live.state in WITHOUT_KV:
             most = (live.total - 1) // self.config.block_size
             live.block_table = self.device.borrow(live.prefix_keys[:most])
             live.computed = len(live.block_table) * self.config.block_size
 
     def return_prefix(self, live: LiveRequest) -> None:
         """It was not let in."""
-        if live.prefix_keys and live.state in (State.WAITING, State.DROPPED):
+        if live.prefix_keys and live.state in WITHOUT_KV:
             self.device.give(live.block_table)
             live.block_table = []
             live.computed = 0
@@ -176,7 +177,7 @@ class EngineState:
         if was_held:
             self.running.remove(live)
             self.peak.remove(live)
-        if live.state in (State.WAITING, State.DROPPED):
+        if live.state in WITHOUT_KV:
             live.num_published = len(live.block_table)
         live.block_table.extend(self.device.take(num_blocks))
         if live.state is State.ON_HOST:
@@ -219,7 +220,7 @@ class EngineState:
     ) -> None:
         """Out of its slot (or from held further out), by a lever; back into the queue with its old key."""
         costs = self.journal.lever_costs(live, lever)
-        was_running = live.state in (State.PREFILL, State.DECODE)
+        was_running = live.state in IN_SLOT
         self.running.remove(live)
         live.suspended_step = draft.step
         live.num_preemptions += 1
@@ -347,15 +348,15 @@ class EngineState:
 
     def _release(self, live: LiveRequest) -> None:
         del self.lives[live.request_id]
-        if live.state in (State.PREFILL, State.DECODE, State.HELD):
+        if live.state in ON_DEVICE:
             self.checkpoints.close(live)
             self.running.remove(live)
             self.peak.remove(live)
             self.device.give(live.block_table)
             live.block_table = []
-        if live.state in (State.WAITING, State.HELD, State.ON_HOST, State.DROPPED):
+        if live.state in IN_LINE:
             self.queues[live.rank].remove(live)
-        if live.state in (State.HELD, State.SAVING, State.ON_HOST, State.DROPPED):
+        if live.state in SUSPENDED:
             self.num_suspended[live.rank] -= 1
         if live.state is State.SAVING:
             self.host.fence(live.request_id, live.host_blocks)

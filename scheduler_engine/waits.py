@@ -26,6 +26,17 @@ class WaitShare(NamedTuple):
     duration_us: int
 
 
+def share_key(cause: int, holder: int) -> int:
+    """``holder``: 1 + rank, or 0."""
+    return cause * _HOLDERS + holder
+
+
+_HOLDER_LABELS = ("", *(priority_class.label for priority_class in PriorityClass))
+_LABELS = {
+    share_key(cause, holder): (cause.label, label) for cause in Cause for holder, label in enumerate(_HOLDER_LABELS)
+}
+
+
 class WaitLog:
     """The waits of one request. Always: shares of closed waits sum to their lengths, exactly.
 
@@ -64,12 +75,9 @@ class WaitLog:
 
     def told(self) -> tuple[Wait, ...]:
         """What has been booked, as values for the world."""
-        return tuple(
-            Wait(phase, share.cause.label, "" if share.holder is None else share.holder.label, share.duration_us)
-            for phase, shares in (("queued", self.queued), ("paused", self.paused))
-            if shares
-            for share in shares_of(shares)
-        )
+        waits = [Wait("queued", *_LABELS[key], duration_us) for key, duration_us in _ordered(self.queued)]
+        waits += [Wait("paused", *_LABELS[key], duration_us) for key, duration_us in _ordered(self.paused)]
+        return tuple(waits)
 
     def copy(self) -> WaitLog:
         other = WaitLog()
@@ -79,22 +87,23 @@ class WaitLog:
         return other
 
 
-def share_key(cause: int, holder: int) -> int:
-    """``holder``: 1 + rank, or 0."""
-    return cause * _HOLDERS + holder
-
-
 def shares_of(shares: Mapping[int, int]) -> tuple[WaitShare, ...]:
     """Largest first; of equals the one with the lower cause."""
-    ordered = sorted((-duration_us, key) for key, duration_us in shares.items() if duration_us)
     return tuple(
         WaitShare(
             Cause(key // _HOLDERS),
             PriorityClass(key % _HOLDERS - 1) if key % _HOLDERS else None,
-            -negative,
+            duration_us,
         )
-        for negative, key in ordered
+        for key, duration_us in _ordered(shares)
     )
+
+
+def _ordered(shares: Mapping[int, int]) -> list[tuple[int, int]]:
+    """(key, duration): largest first; of equals the one with the lower cause."""
+    if not shares:
+        return []
+    return [(key, -negative) for negative, key in sorted([(-us, key) for key, us in shares.items() if us])]
 
 
 class _LineClock:

@@ -11,7 +11,7 @@ import pytest
 from scheduler_engine.events import RejectReason
 from scheduler_engine.policy import PriorityClass, TenantClassPolicy
 from scheduler_engine.returns import spread
-from tests.scheduler_engine.world import BATCH, DEFAULT, INTERACTIVE, World, policy
+from tests.scheduler_engine.world import BATCH, DEFAULT, INTERACTIVE, Story, World, policy
 
 
 def reason(world: World, request_id: str) -> RejectReason | None:
@@ -123,6 +123,39 @@ def test_an_idle_plan_says_when_its_next_timer_is_due() -> None:
     assert world.plans[-1].wake_at_us == 700_000
     world.finish()
     assert world.plans[-1].wake_at_us in (None, 700_000)
+
+
+def beside_seven(hard_deadline_us: int) -> Story:
+    """What became of a prompt that takes 8.9 ms alone and 9.1 ms in a step with seven decodes."""
+    world = World(1_000, 16, 512)
+    world.many(7, INTERACTIVE, 100, 200, tenant="Nova")
+    world.run(10)
+    tried = world.submit(INTERACTIVE, 64, 4, tenant="Nova", hard_deadline_us=hard_deadline_us)
+    world.run_step()
+    return world.story(tried)
+
+
+def test_who_would_be_late_beside_those_already_in_the_step_is_shed_before_its_prompt_is_computed() -> None:
+    assert beside_seven(9_400).ttft_us <= 9_400
+    late = beside_seven(9_000)
+    assert late.rejected is not None
+    assert late.rejected.reason is RejectReason.LATE
+    assert late.first_planned_step is None
+
+
+def test_waits_that_ended_in_a_refusal_teach_the_estimates_too() -> None:
+    world = World(1_000, 1, 512, policy=policy(bypass_limit=0, fairness_gap_ms=100_000))
+    world.teach(DEFAULT, output=4)  # so that nobody expects the first to stay so long
+    world.submit(DEFAULT, 64, 2_000)
+    world.run(3)
+
+    def estimate_of_the_last_of_twenty() -> int:
+        names = world.many(20, DEFAULT, 64, 4, tenant="Aurora", max_queue_wait_us=500_000)
+        (accepted,) = [each for each in world.run_step().accepted if each.request_id == names[-1]]
+        world.run_until(lambda: all(reason(world, name) is RejectReason.QUEUE_WAIT for name in names))
+        return accepted.estimated_start_us
+
+    assert estimate_of_the_last_of_twenty() * 3 // 2 < estimate_of_the_last_of_twenty()
 
 
 def arrivals(world: World, per_second: int, until_us: int) -> Iterator[None]:

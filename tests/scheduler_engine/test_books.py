@@ -105,7 +105,7 @@ def test_the_head_of_a_class_is_the_least_key_of_the_tenant_with_the_least_servi
                 waiting.remove(head)
                 queue.remove(head)
             case "charge":
-                accounts[which].tab.charge(amount * UNITS_PER_US)
+                accounts[which].charge(amount * UNITS_PER_US)
         queue.check_books()
         least = min((one.account.service for one in waiting), default=None)
         head = queue.head()
@@ -234,12 +234,12 @@ def test_an_account_orders_by_charge_over_weight_and_wakes_at_the_level_of_those
     busy, sleeper = accountant.account(BATCH, "Bulk"), accountant.account(BATCH, "Nova")
     busy.weight = 2
     accountant.enter(busy)
-    busy.tab.charge(1_000 * UNITS_PER_US)
+    busy.charge(1_000 * UNITS_PER_US)
     assert busy.service == 500 * SERVICE_UNITS_PER_US
     accountant.enter(sleeper)
     assert sleeper.service == busy.service - 1
     accountant.leave(sleeper)
-    busy.tab.charge(1_000 * UNITS_PER_US)
+    busy.charge(1_000 * UNITS_PER_US)
     accountant.enter(sleeper)
     assert sleeper.service == busy.service - 1
     accountant.busy_us = 2_000

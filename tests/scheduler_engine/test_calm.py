@@ -272,7 +272,7 @@ def test_the_share_of_a_tenant_goes_by_weight_over_all_classes_and_ten_seconds(w
     accountant.set_policy(nova, cell)
     for account, charge_us in ((nova, 750_000), (bulk, 250_000)):
         accountant.enter(account)
-        account.tab.charge(charge_us << UNIT_BITS)
+        account.charge(charge_us << UNIT_BITS)
     accountant.busy_us = SECOND_US
     assert accountant.is_over(nova, 1) == accountant.is_over(nova, 5_000_001) == is_over
     assert not accountant.is_over(nova, 10_000_002), "what was long ago is forgiven"

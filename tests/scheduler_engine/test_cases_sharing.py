@@ -38,7 +38,7 @@ def test_s118_long_contexts_and_short_ones_get_the_same_device_time_and_not_the_
         world.submit(BATCH, 200, 200, tenant="Aurora")
     while world.now_us < 25_000_000:
         world.run_step()
-    charged = {account.tenant_id: account.tab.charged for account in world.engine._state.accountant}
+    charged = {account.tenant_id: account.charged for account in world.engine._state.accountant}
     share = charged["Nova"] / sum(charged.values())
     assert 0.45 <= share <= 0.55
 

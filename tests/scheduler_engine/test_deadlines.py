@@ -58,7 +58,7 @@ def test_waiting_work_that_has_become_hopeless_ends_at_that_moment_uncharged() -
     world.run_until(lambda: world.story(waiting).rejected is not None)
     assert 500_000 <= world.now_us - asked_us <= 610_000
     assert world.story(waiting).rejected.reason is RejectReason.LATE
-    charged = {account.tenant_id: account.tab.charged for account in world.engine._state.accountant}
+    charged = {account.tenant_id: account.charged for account in world.engine._state.accountant}
     assert charged["Aurora"] == 0
     assert world.now_us > start_us
 
