@@ -184,3 +184,12 @@ def test_a_prompt_that_was_given_a_part_of_the_step_is_not_pushed_out_in_it() ->
         world.run_step()
         rows = {row.request_id for row in world.plans[-1].rows}
         assert not rows & {each.request_id for each in world.events[-1].preempted}
+
+
+def test_each_turn_that_fairness_gives_gets_further_than_the_last_however_small_the_gap() -> None:
+    edits = {"fairness_gap_ms": 1, "quantum_steps": 1, "chunk_min": 8, "cap_memory_percent": 100}
+    world = World(20, 2, 16, num_host_blocks=0, policy=policy(max_queue_wait_ms=None, **edits))
+    names = [world.submit(INTERACTIVE, 250, 4, tenant=tenant) for tenant in ("Nova", "Aurora")]  # one fits at a time
+    world.finish(limit=1_000)
+    assert world.levers()["recompute"] > 4
+    assert all(len(world.story(name).token_ids) == 4 for name in names)
