@@ -69,8 +69,7 @@ class ModelExecutor:
         """
         started_ns = self._clock_ns()
         with torch.inference_mode():
-            self.cache.swap_out(plan.swap_out)
-            self.cache.swap_in(plan.swap_in)
+            self._copy(plan)
             outcome = self._compute(plan.rows)
         return StepResult(
             step=plan.step,
@@ -110,6 +109,14 @@ class ModelExecutor:
     def close(self) -> None:
         self._grammars.shutdown()
 
+    def _copy(self, plan: StepPlan) -> None:
+        """Raises DeviceLost: blocks that leave are given away in the same step, so no row can be computed again."""
+        try:
+            self.cache.swap_out(plan.swap_out)
+            self.cache.swap_in(plan.swap_in)
+        except RuntimeError as error:
+            raise DeviceLost(f"a copy between device and host failed: {_first_line(error)}") from error
+
     def _compute(self, rows: Sequence[ScheduledRow]) -> _Outcome:
         size = len(rows)
         outcome = _Outcome([NOT_DRAWN] * size, [None] * size, [0.0] * size)
@@ -117,11 +124,13 @@ class ModelExecutor:
             return outcome
         try:
             self._forward(rows, range(size), outcome)
+            return outcome
         except (RuntimeError, IndexError) as error:  # what torch raises; one row spoils a whole forward
-            if size == 1:
-                outcome.failed.append(self._failed_alone(rows[0], _reason(error)))
-                return outcome
-            outcome = _Outcome([NOT_DRAWN] * size, [None] * size, [0.0] * size)
+            reason = _reason(error)  # no more of it: its traceback holds all that the forward had allocated
+        outcome = _Outcome([NOT_DRAWN] * size, [None] * size, [0.0] * size)
+        if size == 1:
+            outcome.failed.append(self._failed_alone(rows[0], reason))
+        else:
             self._forward_one_by_one(rows, outcome)
         return outcome
 
@@ -188,7 +197,7 @@ class ModelExecutor:
         try:
             self._probe()
         except RuntimeError as error:
-            raise DeviceLost(f"the device is lost: {str(error).partition(chr(10))[0]}") from error
+            raise DeviceLost(f"the device is lost: {_first_line(error)}") from error
         return self._failure(row, reason)
 
     def _failure(self, row: ScheduledRow, reason: str) -> RowFailure:
@@ -270,6 +279,10 @@ def _return_freed_memory() -> None:
     """glibc keeps what loading a model has freed (100 MB for 135 M weights) until it is asked to return it."""
     with contextlib.suppress(OSError, AttributeError):  # another C library
         ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
 
 
 def _reason(error: Exception) -> str:

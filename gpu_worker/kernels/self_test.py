@@ -63,6 +63,13 @@ def must_be_close(found: Tensor, expected: Tensor) -> None:
         raise KernelMismatch(f"apart by {apart:.3g} where the largest number is {largest:.3g}")
 
 
+def among_nan(rows: Tensor) -> Tensor:
+    """The same numbers as a slice whose neighbours, in every direction, are NaN: what is read beyond it shows."""
+    around = torch.full((rows.shape[0] + 2, *rows.shape[1:-1], rows.shape[-1] + 2), torch.nan, dtype=rows.dtype)
+    inner = around.to(rows.device)[1:-1, ..., 1:-1]
+    return inner.copy_(rows)
+
+
 class Paged:
     """Rows of a shape in a pool of two layers, of which layer 1 holds their contexts and all else is NaN."""
 
@@ -119,11 +126,11 @@ def prefill(shape: Shape, tile: int) -> Check:
     return check
 
 
-def rotate(shape: Shape, *, with_norms: bool) -> Check:
+def rotate(shape: Shape, *, with_norms: bool, num_tokens: int = 3) -> Check:
     def check(device: torch.device, dtype: torch.dtype) -> None:
         paged = Paged(shape, device, dtype)
         num_heads, num_kv_heads, head_dim = shape.heads
-        num_tokens, slots = 3, [2 * shape.block_size + 1, -1, 0]
+        slots = [2 * shape.block_size + 1, -1, 0][:num_tokens]
         fused = paged.random(num_tokens, num_heads + 2 * num_kv_heads, head_dim)
         angles = torch.rand(num_tokens, head_dim // 2) * 7
         turns = torch.stack((angles.cos(), angles.sin()), dim=1).to(device)
@@ -148,6 +155,7 @@ def norm(num_rows: int, size: int, *, with_residual: bool) -> Check:
             torch.randn(*shape, generator=random).to(device, dtype)
             for shape in ((num_rows, size), (size,), (num_rows, size))
         )
+        rows, weight = among_nan(rows), among_nan(weight[None])[0]
         kept, out = (
             Guarded(num_rows, size, device=device, dtype=dtype),
             Guarded(num_rows, size, device=device, dtype=dtype),
@@ -165,6 +173,7 @@ def norm(num_rows: int, size: int, *, with_residual: bool) -> Check:
 def gated(num_rows: int, size: int) -> Check:
     def check(device: torch.device, dtype: torch.dtype) -> None:
         gate_up = torch.randn(num_rows, 2 * size, generator=torch.Generator().manual_seed(size)).to(device, dtype) * 3
+        gate_up = among_nan(gate_up)
         out, expected = Guarded(num_rows, size, device=device, dtype=dtype), gate_up.new_empty(num_rows, size)
         reference.swiglu(gate_up, expected)
         swiglu.swiglu(gate_up, out.inner)
@@ -177,6 +186,9 @@ def copied(num_blocks: int, size: int) -> Check:
     def check(device: torch.device, dtype: torch.dtype) -> None:
         pool = torch.randn(num_blocks + 4, size, generator=torch.Generator().manual_seed(size)).to(device, dtype)
         blocks = torch.randperm(num_blocks + 4)[:num_blocks].to(device, torch.int32)
+        unnamed = torch.ones(num_blocks + 4, dtype=torch.bool, device=device)
+        unnamed[blocks.long()] = False
+        pool[unnamed] = torch.nan
         out = Guarded(num_blocks, size, device=device, dtype=dtype)
         block_copy.gather_blocks(pool, blocks, out.inner)
         out.must_be(pool[blocks.long()])
@@ -200,12 +212,14 @@ def cases() -> Sequence[tuple[str, Check]]:
         (Shape(LLAMA, 16, (129, 64)), 2),
         (Shape(QWEN, 4, (3, 9, 31)), 2),
         (Shape(ODD, 7, (40, 2)), 8),
+        (Shape(ODD, 7, (64, 128, 0)), 1),  # whole turns of the loop, and a padded row
     ]
     prefills = [
         (Shape(SMOL, 16, (23, 70, 1), (23, 9, 1)), 32),
         (Shape(LLAMA, 16, (80,), (17,)), 16),
         (Shape(QWEN, 4, (66, 12), (66, 5)), 16),
         (Shape(ODD, 7, (30, 8), (4, 8)), 16),
+        (Shape(ODD, 7, (3, 65), (3, 1)), 16),  # less than a group of queries, and one that sees a whole turn and more
     ]
     found: list[tuple[str, Check]] = []
     found += [(f"decode {shape.name}, {splits} parts", decode(shape, splits)) for shape, splits in decodes]
@@ -213,8 +227,9 @@ def cases() -> Sequence[tuple[str, Check]]:
     for heads in (SMOL, LLAMA, QWEN, ODD):
         shape = Shape(heads, 7 if heads == ODD else 16, (30, 3))
         found += [(f"rotate {shape.name}, norms {n}", rotate(shape, with_norms=n)) for n in (False, True)]
-    for size in (20, 576, 1_000):
+    found.append(("rotate one token", rotate(Shape(ODD, 7, (3,)), with_norms=True, num_tokens=1)))
+    for size in (1, 20, 576, 1_025):
         found += [(f"norm of {size}, residual {r}", norm(5, size, with_residual=r)) for r in (False, True)]
-    found += [(f"swiglu of {size}", gated(3, size)) for size in (20, 1_536)]
+    found += [(f"swiglu of {size}", gated(3, size)) for size in (1, 20, 1_025, 1_536)]
     found += [(f"copy of {n} blocks of {size}", copied(n, size)) for n, size in ((1, 30), (5, 4_100))]
     return found

@@ -11,6 +11,7 @@ import pytest
 
 from gpu_worker.clock import MonotonicClock
 from gpu_worker.listener import GATEWAY_CHECK_INTERVAL_US, WATCHDOG_US
+from gpu_worker.loop import WorkerLoop
 from gpu_worker.sender import LAST_WORDS_US
 from gpu_worker.service import GATEWAY_GRACE_US, ThreadDied, WorkerService
 from gpu_worker.simulated import DEVICES, SimulatedExecutor
@@ -33,30 +34,41 @@ class ShiftedClock(MonotonicClock):
         return super().now_us() + self.shift_us
 
 
-class HeldExecutor(SimulatedExecutor):
-    """Waits in the middle of a step while ``gate`` is closed."""
+class Gate:
+    """Holds whoever passes while ``gate`` is closed."""
 
-    def __init__(self, clock: Any, scale: float) -> None:
-        super().__init__(DEVICES["toy"], clock, scale=scale)
+    def __init__(self) -> None:
         self.gate = threading.Event()
         self.gate.set()
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def pass_gate(self) -> None:
         assert self.gate.wait(LIMIT_S)
+
+
+class HeldExecutor(SimulatedExecutor, Gate):
+    """Waits in the middle of a step while ``gate`` is closed."""
+
+    def __init__(self, clock: Any, scale: float) -> None:
+        SimulatedExecutor.__init__(self, DEVICES["toy"], clock, scale=scale)
+        Gate.__init__(self)
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        self.pass_gate()
         return super().execute(plan)
 
 
 class FlakyBus(MemoryWorkerBus):
     """Fails as often as told, before or after what it was asked to do."""
 
-    failures_before = failures_after = num_gateway_checks = 0
+    failures_before = failures_after = num_deaf = num_gateway_checks = 0
+    failure: BusError = BusError("gone")
     broken: Exception | None = None
     not_understood: tuple[BadEntry, ...] | list[BadEntry] = ()
 
     def publish(self, output: StepOutput) -> None:
         if self.failures_before:
             self.failures_before -= 1
-            raise BusError("gone")
+            raise self.failure
         super().publish(output)
         if self.failures_after:
             self.failures_after -= 1
@@ -69,6 +81,9 @@ class FlakyBus(MemoryWorkerBus):
     def receive(self, timeout_s: float) -> Any:
         if self.broken is not None:
             raise self.broken
+        if self.num_deaf:
+            self.num_deaf -= 1
+            raise self.failure
         bad, self.not_understood = self.not_understood, ()
         return [*bad, *super().receive(timeout_s)]
 
@@ -76,24 +91,30 @@ class FlakyBus(MemoryWorkerBus):
 class Stage:
     """A service on its thread and one gateway that listens to it."""
 
-    def __init__(self, small_worker: Any, *, max_stream_length: int = 10_000, scale: float = 0.01) -> None:
+    def __init__(
+        self, small_worker: Any, *, max_stream_length: int = 10_000, scale: float = 0.01, executor: Any = None
+    ) -> None:
         self.clock = ShiftedClock()
         self.hub = MemoryHub(self.clock.now_us, max_stream_length=max_stream_length)
         self.bus = FlakyBus(self.hub, "w1")
         self.gateway: MemoryGatewayBus = self.hub.gateway("g1")
-        self.executor = HeldExecutor(self.clock, scale)
+        self.executor = executor or HeldExecutor(self.clock, scale)
         self.epochs: list[int] = []
         self.heard: list[Any] = []
         self.error: BaseException | None = None
         self.all_sent: bool | None = None
         self.service = WorkerService(
             bus=self.bus,
-            make_loop=lambda epoch: small_worker.loop(self.clock, epoch=epoch, executor=self.executor),
+            make_loop=lambda epoch: self.make_loop(small_worker, epoch),
             clock=self.clock,
             drain_limit_s=LIMIT_S,
             on_ready=self.epochs.append,
         )
         self.thread = threading.Thread(target=self._run)
+
+    def make_loop(self, small_worker: Any, epoch: int) -> WorkerLoop:
+        loop: WorkerLoop = small_worker.loop(self.clock, epoch=epoch, executor=self.executor)
+        return loop
 
     def _run(self) -> None:
         try:
@@ -293,7 +314,7 @@ def test_a_step_of_30_seconds_has_its_books_and_plans_dumped_once(
     dumped = capsys.readouterr().err
     assert dumped.count("a step has been running for 30 s") == 1
     assert "r1/0@0+5" in dumped
-    assert "in execute\n    assert self.gate.wait(LIMIT_S)" in dumped  # where it hangs
+    assert "in pass_gate\n    assert self.gate.wait(LIMIT_S)" in dumped  # where it hangs
     assert not stage.hub.loads["w1"][1].ready
     stage.executor.gate.set()
     stage.until_end("r1")

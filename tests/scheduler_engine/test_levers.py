@@ -34,7 +34,7 @@ def test_a_slow_link_recomputes() -> None:
 
 @pytest.mark.parametrize(("bytes_per_block", "lever"), [(17_000_000, "swap"), (18_000_000, "recompute")])
 def test_the_choice_turns_where_the_costs_cross(bytes_per_block: int, lever: str) -> None:
-    # 501 tokens x 45 us = 22.5 ms against 2 x 32 blocks x (5 us + bytes / 50 GB/s): equal at 17.3 MB
+    """S72: 501 tokens x 45 us = 22.5 ms against 2 x 32 blocks x (5 us + bytes / 50 GB/s): equal at 17.3 MB."""
     assert pushed_out(full(bytes_per_block=bytes_per_block)) == {lever: 1}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gpu_worker.kernels.self_test import Check, Guarded, KernelMismatch, Paged, Shape, cases, must_be_close
+from gpu_worker.kernels.self_test import Check, Guarded, KernelMismatch, Paged, Shape, among_nan, cases, must_be_close
 
 CASES = cases()
 NAMES = [name for name, _ in CASES]
@@ -18,7 +18,10 @@ def test_a_kernel_gives_what_its_reference_gives(device: torch.device, check: Ch
     check(device, torch.float32)
 
 
-@pytest.mark.parametrize(("name", "check"), CASES[::4], ids=NAMES[::4])
+KINDS = {name.partition(" ")[0]: (name, check) for name, check in reversed(CASES)}  # of each kernel its first case
+
+
+@pytest.mark.parametrize(("name", "check"), [*KINDS.values(), *CASES[4:20:4]], ids=[*KINDS, *NAMES[4:20:4]])
 def test_in_half_precision_it_differs_by_rounding_only(device: torch.device, name: str, check: Check) -> None:
     check(device, HALF)
 
@@ -35,6 +38,18 @@ def test_the_checks_see_a_wrong_number_a_missing_one_and_a_write_beyond_the_outp
     found._whole.fill_(1.0)
     with pytest.raises(KernelMismatch, match="guard row"):
         found.must_be(torch.ones(2, 3))
+
+
+def test_every_kernel_has_its_cases() -> None:
+    """One file each; ``copy`` is gather and scatter."""
+    assert set(KINDS) == {"decode", "prefill", "rotate", "norm", "swiglu", "copy"}
+
+
+def test_inputs_lie_among_numbers_that_are_none() -> None:
+    found = among_nan(torch.ones(2, 3))
+    assert found.isfinite().all()
+    around = torch.as_strided(found, (2, 1), found.stride(), found.storage_offset() + 3)
+    assert around.isnan().all()
 
 
 def test_a_case_reads_nothing_but_its_rows_contexts() -> None:

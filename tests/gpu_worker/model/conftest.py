@@ -102,6 +102,8 @@ class Sequenced:
     margins: list[float] = field(default_factory=list)
     table: list[int] = field(default_factory=list)
     num_computed: int = 0
+    num_saved: int = 0  # blocks that are on the host too
+    first_host_block: int = 0  # where they lie there, side by side
 
     @property
     def tokens(self) -> list[int]:
@@ -161,18 +163,31 @@ class Driver:
     def drop(self, sequence: Sequenced) -> None:
         """Recompute: the blocks go back and everything is computed again."""
         self.free[:0] = sequence.table
-        sequence.table, sequence.num_computed = [], 0
+        sequence.table, sequence.num_computed, sequence.num_saved = [], 0, 0
+
+    def save_ahead(self, sequence: Sequenced) -> None:
+        """Copy to the host what no later token changes; the sequence runs on."""
+        self.step([], swap_out=self._unsaved(sequence, sequence.num_computed // self.executor.shape.block_size))
+
+    def _unsaved(self, sequence: Sequenced, end: int) -> list[BlockCopy]:
+        first, sequence.num_saved = sequence.num_saved, max(sequence.num_saved, end)
+        return self._pairs(sequence, first, end)
+
+    @staticmethod
+    def _pairs(sequence: Sequenced, first: int, end: int) -> list[BlockCopy]:
+        host = sequence.first_host_block
+        return [BlockCopy(sequence.request_id, sequence.table[i], host + i) for i in range(first, end)]
 
     def through_the_host(self, sequence: Sequenced) -> None:
-        """Swap out, spoil the device blocks, swap in to other blocks."""
-        pairs = [BlockCopy(sequence.request_id, device, host) for host, device in enumerate(sequence.table)]
-        self.step([], swap_out=pairs)
+        """Swap out what is not saved, spoil the device blocks, swap in to other blocks."""
+        num_blocks = len(sequence.table)
+        self.step([], swap_out=self._unsaved(sequence, num_blocks))
         for block in sequence.table:
             self.executor.cache.device_pool[block].fill_(7.0)
         self.free[:0] = sequence.table
-        sequence.table = [self.free.pop() for _ in pairs]
-        back = [BlockCopy(sequence.request_id, sequence.table[host], host) for host in range(len(pairs))]
-        self.step([], swap_in=back)
+        sequence.table = [self.free.pop() for _ in range(num_blocks)]
+        self.step([], swap_in=self._pairs(sequence, 0, num_blocks))
+        sequence.num_saved = 0
 
 
 @pytest.fixture

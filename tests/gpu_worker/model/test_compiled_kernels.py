@@ -13,14 +13,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpu_worker.host_copies import HostCopies
 from gpu_worker.kernels.compiled import TritonKernels
 from gpu_worker.model_executor import ModelExecutor, assemble
 from gpu_worker.models.batch import pool_shape
 from gpu_worker.models.llama import Llama
 from gpu_worker.models.target import Target, plain_linear
 from gpu_worker.models.weights import open_weights
-from tests.gpu_worker.kernels.test_host_copies import LateStream, NowStream
+from tests.gpu_worker.model.house import on_late_streams
 from wire.messages import SamplingParameters
 
 NUM_TOKENS = 5
@@ -70,11 +69,8 @@ def test_among_others(interpreted: ModelExecutor, drive: Any, expected: Sequence
 def test_swapped_on_late_streams_and_recomputed(
     interpreted: ModelExecutor, drive: Any, expected: Sequence[int]
 ) -> None:
-    driver, cache = drive(interpreted), interpreted.cache
-    plain: Any = cache._copies
-    compute, out, into = NowStream(), LateStream(), LateStream()
-    kernels = interpreted._runner.model.target.kernels
-    cache._copies = HostCopies(plain._pool, plain._host_pool, kernels, num_slots=2, compute=compute, out=out, into=into)
+    driver = drive(interpreted)
+    on_late_streams(interpreted, num_staged=2)
     sequence = driver.add("bulk", PROMPT, SEEDED)
     for wanted in (3, NUM_TOKENS):
         while len(sequence.output) < wanted:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+from gpu_worker.executor import DeviceLost
 from gpu_worker.model_executor import ModelExecutor, build
+from gpu_worker.models.llama import Llama
+from gpu_worker.sampling import Sampler
 from scheduler_engine.policy import PriorityClass
 from tests.gpu_worker.model.worker import ModelWorker
 from wire.messages import Attach, Cancel, Finished, SamplingParameters
@@ -125,6 +129,89 @@ def test_memory_that_is_back_in_the_next_step_costs_nobody_a_request(
         worker.turn()
     worker.run()
     assert worker.tokens["patient", 0] == expected
+
+
+NO_MEMORY = "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate it."
+
+
+@pytest.mark.parametrize(
+    ("owner", "part"), [(Llama, "forward"), (Llama, "logits"), (Sampler, "sample")], ids=["forward", "head", "draw"]
+)
+def test_wherever_memory_ends_the_batch_is_taken_apart_and_nobody_loses_a_token(
+    worker: ModelWorker, expected: list[int], monkeypatch: pytest.MonkeyPatch, owner: Any, part: str
+) -> None:
+    whole = getattr(owner, part)
+
+    def limited(self: Any, batch: Any, *arguments: Any, **options: Any) -> Any:
+        num_tokens = len(batch.token_ids) if part == "forward" else len(batch)
+        if num_tokens > (len(PROMPT) if part == "forward" else 1):
+            raise RuntimeError(NO_MEMORY)
+        return whole(self, batch, *arguments, **options)
+
+    monkeypatch.setattr(owner, part, limited)
+    for index in range(3):
+        worker.submit(f"r{index}", PROMPT, sampling=GREEDY)
+    worker.run()
+    assert [worker.tokens[f"r{index}", 0] for index in range(3)] == [expected] * 3
+
+
+def test_rows_are_tried_one_by_one_when_the_memory_of_the_failed_batch_is_free_again(
+    worker: ModelWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, allocated, still_there = worker.executor._runner.run, [], []
+
+    def hungry(rows: Any) -> Any:
+        if len(rows) > 1:
+            activations = torch.empty(1_000)
+            allocated.append(weakref.ref(activations))
+            raise RuntimeError(NO_MEMORY)
+        still_there.extend(found() is not None for found in allocated)
+        return run(rows)
+
+    monkeypatch.setattr(worker.executor._runner, "run", hungry)
+    for index in range(2):
+        worker.submit(f"r{index}", PROMPT, sampling=GREEDY)
+    worker.turn()
+    assert still_there == [False, False]
+
+
+def test_a_copy_that_fails_ends_the_worker_with_a_sentence(
+    worker: ModelWorker, drive: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(copies: object) -> None:
+        raise RuntimeError("CUDA error: out of memory\nand more")
+
+    driver = drive(worker.executor)
+    sequence = driver.add("bulk", PROMPT)
+    driver.step([sequence])
+    monkeypatch.setattr(worker.executor.cache._copies, "swap_out", refuse)
+    with pytest.raises(DeviceLost, match=r"^a copy between device and host failed: CUDA error: out of memory$"):
+        driver.through_the_host(sequence)
+
+
+def test_one_row_of_logits_that_is_not_finite_ends_its_own_request_only(
+    worker: ModelWorker, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Poison that shows in the head alone, in the middle of three who decode side by side."""
+    logits_of, tries = worker.executor._runner.model.logits, []
+
+    def spoiled(rows: torch.Tensor) -> torch.Tensor:
+        logits = logits_of(rows)
+        if len(rows) == 3 or tries:  # from the step on in which all three decode, until the one in the middle has gone
+            tries.append(len(rows))
+            logits[1 if len(rows) == 3 else 0] = torch.nan
+        return logits
+
+    for name in ("first", "middle", "last"):
+        worker.submit(name, PROMPT, sampling=GREEDY)
+    while len(worker.tokens.get(("last", 0), [])) < 2:
+        worker.turn()
+    with monkeypatch.context() as patched:
+        patched.setattr(worker.executor._runner.model, "logits", spoiled)
+        worker.turn()
+    worker.run()
+    assert tries == [3]
+    assert [worker.tokens[name, 0] for name in ("first", "middle", "last")] == [expected] * 3
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(1, 6))])

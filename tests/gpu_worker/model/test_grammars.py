@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -144,6 +145,55 @@ def test_a_grammar_that_fails_in_the_middle_ends_its_own_row(tiny_executor: Mode
     (failure,) = driver.step([bad, good]).failed
     assert (failure.request_id, failure.reason, failure.poison) == ("bad", "grammar", True)
     assert driver.run(good, 4) == expected
+
+
+def test_a_mask_is_computed_beside_the_forward_and_no_row_waits_for_both(
+    tiny_executor: ModelExecutor, drive: Any
+) -> None:
+    """Each begins before the other ends: one after the other, in whatever order, they would wait for ever."""
+    mask_began, forward_began, run = threading.Event(), threading.Event(), tiny_executor._runner.run
+    met = []
+
+    class Slow:
+        def allowed(self, output_ids: Sequence[int]) -> bytes:
+            mask_began.set()
+            met.append(forward_began.wait(20.0))
+            return bytes(33 * [255])
+
+    class Runner:
+        def run(self, rows: Any) -> Any:
+            forward_began.set()
+            met.append(mask_began.wait(20.0))
+            return run(rows)
+
+    driver = drive(tiny_executor)
+    expected = list(driver.run(driver.add("alone", [5, 6]), 1))
+    mask_began.clear()
+    tiny_executor._runner = Runner()  # type: ignore[assignment]
+    free, held = driver.add("free", [5, 6]), driver.add("held", [5, 6])
+    held.sampling = DrawRules(SamplingParameters(temperature=0.0), constraint=Slow())
+    driver.step([held, free])
+    assert met == [True, True]
+    assert free.output == held.output == expected
+
+
+def test_a_grammar_that_takes_long_to_compile_keeps_nobody_else_waiting(
+    worker: ModelWorker, compiler: GrammarCompiler
+) -> None:
+    worker.submit("alone", [9] * 40, sampling=SamplingParameters(temperature=0.0))
+    worker.run()
+    compiled = threading.Event()
+    compiler._thread.submit(compiled.wait, 20.0)  # the compiler is at somebody else's
+    worker.submit("held", sampling=follow("regex", "(yes|no)!", seed=1), max_tokens=20)
+    worker.submit("beside", [9] * 40, sampling=SamplingParameters(temperature=0.0))
+    while "beside" not in worker.ends:
+        worker.turn()
+    assert worker.tokens["beside", 0] == worker.tokens["alone", 0]
+    assert "held" not in worker.ends
+    compiled.set()
+    while "held" not in worker.ends:
+        worker.turn()
+    assert re.fullmatch("(yes|no)!", text_of(worker, "held"))
 
 
 def test_a_constraint_is_a_function_of_the_output_however_often_it_is_asked(compiler: GrammarCompiler) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from gpu_worker.clock import MonotonicClock
+from gpu_worker.clock import Clock, MonotonicClock
 from gpu_worker.loop import WorkerLoop
 from gpu_worker.model_executor import ModelExecutor
 from gpu_worker.simulated import BYTE_TOKENS, engine_config
@@ -30,10 +30,18 @@ class ModelWorker:
     """Always: books are checked after every turn; ``tokens`` and ``logprobs`` are by (response, choice)."""
 
     def __init__(
-        self, executor: ModelExecutor, *, num_slots: int = 8, num_blocks: int | None = None, **options: Any
+        self,
+        executor: ModelExecutor,
+        *,
+        num_slots: int = 8,
+        num_blocks: int | None = None,
+        clock: Clock | None = None,
+        **options: Any,
     ) -> None:
         self.executor = executor
-        self.clock = MonotonicClock()
+        self.clock = clock or MonotonicClock()
+        self.may_repeat = False  # where an Attach asks for tokens once more
+        self.num_ends = 0
         shape = replace(executor.shape, num_blocks=num_blocks or executor.shape.num_blocks)
         self.loop = WorkerLoop(
             identity=WorkerIdentity(worker_id="w1", epoch=1, model="tiny", max_model_len=shape.max_model_len),
@@ -77,6 +85,7 @@ class ModelWorker:
                 self._hear(message)
             elif isinstance(message, Finished | Rejected):
                 self.ends[message.response_id] = message
+                self.num_ends += 1
         self.usages.update((usage.response_id, usage) for usage in turn.output.usages)
 
     def _hear(self, tokens: Tokens) -> None:
@@ -84,8 +93,11 @@ class ModelWorker:
         columns = (tokens.response_ids, tokens.choices, tokens.first_indexes, tokens.token_ids, logprobs)
         for response_id, choice, first, token_ids, own in zip(*columns, strict=True):
             key = (response_id, choice)
-            assert first == len(self.tokens.setdefault(key, []))
-            self.tokens[key] += token_ids
+            said = self.tokens.setdefault(key, [])
+            num_again = len(said) - first
+            assert num_again == 0 or (self.may_repeat and num_again > 0)
+            assert said[first:] == list(token_ids[:num_again])
+            said += token_ids[num_again:]
             self.logprobs.setdefault(key, []).extend(own or ())
 
     def run(self, num_turns: int = 500) -> None:
