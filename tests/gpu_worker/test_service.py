@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gpu_worker.clock import MonotonicClock
+from gpu_worker.executor import DeviceLost
 from gpu_worker.listener import GATEWAY_CHECK_INTERVAL_US, WATCHDOG_US
 from gpu_worker.loop import WorkerLoop
 from gpu_worker.sender import LAST_WORDS_US
@@ -119,7 +120,7 @@ class Stage:
     def _run(self) -> None:
         try:
             self.all_sent = self.service.run()
-        except ThreadDied as error:
+        except (ThreadDied, DeviceLost) as error:
             self.error = error
 
     def start(self) -> None:

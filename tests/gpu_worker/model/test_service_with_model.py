@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from gpu_worker.executor import DeviceLost
 from gpu_worker.listener import WATCHDOG_US
 from gpu_worker.loop import WorkerLoop
 from gpu_worker.model_executor import ModelExecutor, build
@@ -35,11 +36,14 @@ class GatedModel(Gate):
 
     def __init__(self, executor: ModelExecutor) -> None:
         super().__init__()
+        self.is_lost = False
         self.shape = executor.shape
         self.executor = executor
 
     def execute(self, plan: StepPlan) -> StepResult:
         self.pass_gate()
+        if self.is_lost:
+            raise DeviceLost("the device is lost: it fell off the bus")
         return self.executor.execute(plan)
 
     def forget(self, request_id: Any) -> None:
@@ -214,3 +218,15 @@ def test_what_a_fenced_epoch_had_said_is_gone_on_with_in_the_next_one(stage: Mod
     assert isinstance(stage.until_end("r1"), Finished)
     assert delivered + stage.said("r1") == expected
     assert [(usage.attempt, usage.output_tokens) for usage in stage.usages()] == [(2, NUM_TOKENS)]
+
+
+def test_a_device_that_is_lost_ends_the_worker_and_nobodys_answer(stage: ModelStage) -> None:
+    """Whoever owns an answer sees the worker die and sends it on; nothing is charged, nothing is called an end."""
+    stage.ask("r1")
+    stage.until(lambda: len(stage.indexes("r1")) >= 3)
+    stage.executor.is_lost = True
+    stage.thread.join(LIMIT_S)
+    stage.heard.extend(stage.gateway.receive_now())
+    assert isinstance(stage.error, DeviceLost)
+    assert stage.end("r1") is None
+    assert stage.usages() == []
