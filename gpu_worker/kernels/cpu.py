@@ -1,7 +1,8 @@
 """What a CPU runs: torch's operators in an order that keeps a row's context in the cache. Knows tensors only.
 
-Attention copies the context of few rows at a time, about CONTEXT_TOKENS of one layer, into a dense piece and attends to
-it there: memory is read once, the copy never leaves the cache, and dense operands are what torch attends to fastest.
+Attention copies the context of one row, of one layer, into a dense piece and attends to it there: memory is read once,
+the copy hardly leaves the cache, and dense operands are what torch multiplies fastest. What a row gets does not depend
+on the rows beside it, not even by rounding.
 """
 
 from __future__ import annotations
@@ -17,14 +18,12 @@ from torch import Tensor
 from gpu_worker.kernels.choice import Norms
 from gpu_worker.kernels.layout import Layout, PoolShape
 
-CONTEXT_TOKENS = 640  # of a group, so that its copy stays in a second-level cache; a longer row goes alone
-PADDED_TOKENS = 192  # a further group costs about as much as attending to so many tokens in vain
 QUERY_TILE = 128  # queries of a chunk that attend together; later tokens are not looked at
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """New tokens ``[first, last)`` of a row that is alone in its group. ``mask`` [n, end]: 0 where one may look."""
+    """New tokens ``[first, last)`` of a row. ``mask`` [n, end]: 0 where one may look, -inf elsewhere."""
 
     first: int
     last: int
@@ -33,28 +32,29 @@ class Tile:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
-    """Rows that attend together. Always: either one new token each, or one row alone, in tiles.
+class Row:
+    """One request's new tokens, ``[first, last)`` of the step's: a single one, or a chunk in ``tiles``.
 
-    ``[first, last)``: their new tokens. ``blocks`` [g * b] int64: layer 0 of their blocks, row by row. ``mask``
-    [g, 1, 1, context]: 0 where a row has a token, -inf elsewhere; None where all have equally many.
+    ``blocks`` [b] int64: layer 0 of its blocks. ``dense`` [b, block]: where a layer of them is copied to; ``keys``
+    [K, D, context] and ``values`` [K, context, D] look into that copy. All rows share its memory.
     """
 
     first: int
     last: int
-    num_rows: int
-    context: int
     blocks: Tensor
-    mask: Tensor | None
-    tiles: tuple[Tile, ...] = ()
+    dense: Tensor
+    keys: Tensor
+    values: Tensor
+    tiles: tuple[Tile, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """``slots`` [T] int64: each new token's place among the pool's tokens of layer 0."""
+    """``slots`` [T] int64: each new token's place among the pool's tokens of layer 0. Single tokens come first."""
 
     slots: Tensor
-    groups: tuple[Group, ...]
+    num_single: int
+    rows: tuple[Row, ...]
 
 
 class CpuKernels:
@@ -67,7 +67,7 @@ class CpuKernels:
     def place(self, layout: Layout) -> Place:
         blocks, slots = layout.places()
         tokens = blocks * self._shape.num_layers * layout.block_size + slots
-        return Place(torch.from_numpy(tokens), tuple(_groups(layout, self._shape.num_layers)))
+        return Place(torch.from_numpy(tokens), layout.num_single, tuple(self._rows(layout)))
 
     def norm(self, rows: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         return functional.rms_norm(rows, weight.shape, weight, epsilon)
@@ -98,18 +98,20 @@ class CpuKernels:
         return fused[:, :num_heads]
 
     def attend(self, queries: Tensor, pool: Tensor, layer: int, place: Place) -> Tensor:
-        num_kv_heads, head_dim = self._shape.num_kv_heads, self._shape.head_dim
-        blocks = pool.view(-1, self._shape.block_size * 2 * num_kv_heads * head_dim)[layer:]
-        mixed: list[Tensor] = []
-        for group in place.groups:
-            context = self._copy(blocks, group.blocks).view(group.num_rows, -1, 2, num_kv_heads, head_dim)
-            keys, values = context[:, : group.context].permute(2, 0, 3, 1, 4)  # [g, K, context, D] each
-            mine = queries[group.first : group.last]
-            if group.tiles:
-                mixed.extend(_attend_tile(mine, keys, values, tile) for tile in group.tiles)
+        shape = self._shape
+        blocks = pool.view(-1, shape.block_size * 2 * shape.num_kv_heads * shape.head_dim)[layer:]
+        # Queries of one key/value head go side by side, so that heads need no repeating.
+        grouped = queries.view(len(queries), shape.num_kv_heads, shape.group, shape.head_dim)
+        mixed = torch.empty(grouped.shape)
+        scaled, into = grouped[: place.num_single].mul(shape.head_dim**-0.5).unbind(), mixed.unbind()
+        for row in place.rows:
+            torch.index_select(blocks, 0, row.blocks, out=row.dense)
+            if row.tiles:
+                _attend_chunk(row, grouped[row.first : row.last], mixed[row.first : row.last])
             else:
-                mixed.append(_attend_single(mine, keys, values, group.mask))
-        return mixed[0] if len(mixed) == 1 else torch.cat(mixed)
+                weights = torch.bmm(scaled[row.first], row.keys).softmax(dim=-1)
+                torch.bmm(weights, row.values, out=into[row.first])
+        return mixed.flatten(1)
 
     def gather_blocks(self, pool: Tensor, blocks: Tensor, out: Tensor) -> None:
         torch.index_select(pool, 0, blocks, out=out)
@@ -117,80 +119,41 @@ class CpuKernels:
     def scatter_blocks(self, pool: Tensor, blocks: Tensor, rows: Tensor) -> None:
         pool.index_copy_(0, blocks.long(), rows)
 
-    def _copy(self, blocks: Tensor, wanted: Tensor) -> Tensor:
-        """Overwritten by the next copy."""
-        size = wanted.numel() * blocks.shape[1]
-        if self._scratch.numel() < size:
-            self._scratch = torch.empty(size)
-        dense = self._scratch[:size].view(wanted.numel(), -1)
-        return torch.index_select(blocks, 0, wanted, out=dense)
+    def _rows(self, layout: Layout) -> Iterator[Row]:
+        shape, firsts = self._shape, layout.firsts.tolist()
+        used = -(-layout.contexts // layout.block_size)
+        block = layout.block_size * 2 * shape.num_kv_heads * shape.head_dim
+        if self._scratch.numel() < int(used.max()) * block:
+            self._scratch = torch.empty(int(used.max()) * block)
+        for row, (context, num_blocks) in enumerate(zip(layout.contexts.tolist(), used.tolist(), strict=True)):
+            first, last = firsts[row], firsts[row + 1]
+            blocks = layout.tables[row, :num_blocks].astype(numpy.int64) * shape.num_layers
+            dense = self._scratch[: num_blocks * block].view(num_blocks, block)
+            tokens = dense.view(-1, 2, shape.num_kv_heads, shape.head_dim)[:context]
+            keys, values = tokens[:, 0].permute(1, 2, 0), tokens[:, 1].transpose(0, 1)
+            tiles = tuple(_tiles(context, last - first)) if last - first > 1 else ()
+            yield Row(first, last, torch.from_numpy(blocks), dense, keys, values, tiles)
 
 
-def _attend_single(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-    """[g, H, D] → [g, H * D]. Queries of one key/value head go side by side, so that heads need no repeating."""
-    num_rows, num_kv_heads, _, head_dim = keys.shape
-    grouped = queries.reshape(num_rows, num_kv_heads, -1, head_dim)
-    return functional.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask).reshape(num_rows, -1)
+def _attend_chunk(row: Row, queries: Tensor, mixed: Tensor) -> None:
+    """``queries`` [n, K, G, D] → ``mixed``, of the same shape."""
+    _, num_kv_heads, group, head_dim = queries.shape
+    keys, values = row.keys.transpose(1, 2)[None], row.values[None]
+    for tile in row.tiles:
+        num_new = tile.last - tile.first
+        sides = queries[tile.first : tile.last].permute(1, 2, 0, 3).reshape(1, num_kv_heads, group * num_new, head_dim)
+        found = functional.scaled_dot_product_attention(
+            sides,
+            keys[:, :, : tile.end],
+            values[:, :, : tile.end],
+            attn_mask=tile.mask.repeat(group, 1),
+        )
+        mixed[tile.first : tile.last] = found.view(num_kv_heads, group, num_new, head_dim).permute(2, 0, 1, 3)
 
 
-def _attend_tile(queries: Tensor, keys: Tensor, values: Tensor, tile: Tile) -> Tensor:
-    """[n, H, D] → [tile's n, H * D]."""
-    num_kv_heads, head_dim = keys.shape[1], keys.shape[3]
-    num_new, group = tile.last - tile.first, queries.shape[1] // num_kv_heads
-    mine = queries[tile.first : tile.last].view(num_new, num_kv_heads, group, head_dim)
-    mixed = functional.scaled_dot_product_attention(
-        mine.permute(1, 2, 0, 3).reshape(1, num_kv_heads, group * num_new, head_dim),
-        keys[:, :, : tile.end],
-        values[:, :, : tile.end],
-        attn_mask=tile.mask.repeat(group, 1),
-    )
-    return mixed.view(num_kv_heads, group, num_new, head_dim).permute(2, 0, 1, 3).reshape(num_new, -1)
-
-
-def _groups(layout: Layout, num_layers: int) -> Iterator[Group]:
-    firsts = layout.firsts.tolist()
-    for first, last in single_groups(layout.contexts[: layout.num_single].tolist()):
-        yield _single_group(layout, first, last, num_layers)
-    for row in range(layout.num_single, len(layout.lengths)):
-        context, num_new = int(layout.contexts[row]), int(layout.lengths[row])
-        tiles = [
-            _tile(context - num_new, offset, min(offset + QUERY_TILE, num_new))
-            for offset in range(0, num_new, QUERY_TILE)
-        ]
-        blocks = _blocks(layout, row, row + 1, context, num_layers)
-        yield Group(firsts[row], firsts[row + 1], 1, context, blocks, None, tuple(tiles))
-
-
-def single_groups(contexts: list[int]) -> Iterator[tuple[int, int]]:
-    """Ranges of rows that attend together: as many as fit the cache, with little padding to the longest of them."""
-    first = longest = padded = 0
-    for row, context in enumerate(contexts):
-        longer = max(longest, context)
-        padded_then = padded + longer - context + (longer - longest) * (row - first)
-        if row > first and (longer * (row - first + 1) > CONTEXT_TOKENS or padded_then > PADDED_TOKENS):
-            yield first, row
-            first, longer, padded_then = row, context, 0
-        longest, padded = longer, padded_then
-    if contexts:
-        yield first, len(contexts)
-
-
-def _single_group(layout: Layout, first: int, last: int, num_layers: int) -> Group:
-    contexts = torch.from_numpy(layout.contexts[first:last])
-    longest = int(contexts.max())
-    mask = None
-    if last - first > 1 and int(contexts.min()) < longest:
-        hidden = torch.arange(longest) >= contexts[:, None]
-        mask = torch.zeros(hidden.shape).masked_fill_(hidden, -torch.inf)[:, None, None]
-    return Group(first, last, last - first, longest, _blocks(layout, first, last, longest, num_layers), mask)
-
-
-def _blocks(layout: Layout, first: int, last: int, context: int, num_layers: int) -> Tensor:
-    used = -(-context // layout.block_size)
-    return torch.from_numpy(layout.tables[first:last, :used].astype(numpy.int64).reshape(-1) * num_layers)
-
-
-def _tile(past: int, first: int, last: int) -> Tile:
-    seen = torch.arange(past + first, past + last)
-    hidden = torch.arange(past + last) > seen[:, None]
-    return Tile(first, last, past + last, torch.zeros(hidden.shape).masked_fill_(hidden, -torch.inf))
+def _tiles(context: int, num_new: int) -> Iterator[Tile]:
+    past = context - num_new
+    for first in range(0, num_new, QUERY_TILE):
+        last = min(first + QUERY_TILE, num_new)
+        hidden = torch.arange(past + last) > torch.arange(past + first, past + last)[:, None]
+        yield Tile(first, last, past + last, torch.zeros(hidden.shape).masked_fill_(hidden, -torch.inf))

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from gpu_worker.executor import DeviceLost
-from gpu_worker.kernels.cpu import single_groups
 from gpu_worker.kv_cache import KvCache, bytes_per_block
 from gpu_worker.model_executor import ModelExecutor, build
 from gpu_worker.model_runner import arranged, layout_of
@@ -250,12 +249,11 @@ def test_calibration_fits_the_smallest_pool(tiny_folder: Path) -> None:
     assert ModelExecutor(model._runner.model, cache, shape).calibrate().base_ns > 0
 
 
-def test_single_tokens_attend_together_by_length_and_chunks_behind_them() -> None:
+def test_single_tokens_come_first_the_longest_contexts_before_shorter_ones_and_chunks_behind_them() -> None:
     rows = [row(str(i), [1], length - 1, range(64)) for i, length in enumerate((16, 600, 32, 610))]
     rows.append(row("chunk", [1, 2, 3], 0, [0]))
     order = arranged(rows)
     assert order == [3, 1, 2, 0, 4]
     layout = layout_of([rows[index] for index in order], 16)
     assert layout.num_single == 4
-    assert list(single_groups(layout.contexts[:4].tolist())) == [(0, 1), (1, 2), (2, 4)]
     assert layout.positions().tolist() == [609, 599, 31, 15, 0, 1, 2]
