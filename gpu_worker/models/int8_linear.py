@@ -1,8 +1,9 @@
 """Linear layers with weights of 8 bits on a CPU, rows quantised as they come. Knows matrices only.
 
-A weight's row and an input's row each have one scale, their largest magnitude / 127, so that a row's product does not
-depend on the rows beside it. Two kernels do it: oneDNN's, exact where the CPU sums products of bytes in 32 bits (VNNI,
-AMX), and FBGEMM's, exact everywhere; its packing goes through torch's quantised tensors, which are announced to go.
+A weight's row and an input's row each have one scale, so that a row's product does not depend on the rows beside it.
+Two kernels do it, oneDNN's and FBGEMM's; the latter's packing goes through torch's quantised tensors, which are
+announced to go. Both sum products of bytes in 32 bits where the CPU can (VNNI, AMX). A CPU that cannot adds pairs of
+them in 16 bits first: there weights keep 7 bits, so that a pair always fits and sums are exact again.
 """
 
 from __future__ import annotations
@@ -15,21 +16,25 @@ import torch
 from torch import Tensor
 
 LARGEST = 127
+LARGEST_OF_PAIRS = 64  # of a weight where pairs add up in 16 bits: 2 * 255 * 64 fits
 MIDDLE = 128  # the byte that stands for zero in an input
 TINY = 1e-30  # a row of zeros stays one
 
 Product = Callable[[Tensor], Tensor]
 """Rows [N, in], divided by their scales and so within [-1, 1], → their product [N, out]."""
+Pack = Callable[[Tensor, Tensor], Product]
+"""Weights [out, in] of int8 and their scales [out] → the product by them."""
 
 
 class Int8Linear:
     """``x @ weight.T + bias`` for float32 [N, in]. Always: a row's whole-number sums depend on that row alone."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        pack = _packing()
-        if pack is None:
+        packing = _packing()
+        if packing is None:
             raise NotImplementedError("this build of torch has no int8 product for this CPU")
-        scales = weight.abs().amax(dim=1).clamp_(min=TINY).div_(LARGEST)
+        pack, largest = packing
+        scales = weight.abs().amax(dim=1).clamp_(min=TINY).div_(largest)
         rounded = (weight / scales[:, None]).round_().to(torch.int8)
         self._product = pack(rounded, scales)
         self._bias = bias
@@ -47,16 +52,22 @@ def is_available() -> bool:
 
 
 @functools.cache
-def _packing() -> Callable[[Tensor, Tensor], Product] | None:
-    """oneDNN where it is exact, else FBGEMM, else none; both are tried on the sums that overflow first."""
-    for pack in (_pack_onednn, _pack_fbgemm):
-        try:
-            product = pack(torch.full((16, 64), LARGEST, dtype=torch.int8), torch.ones(16))
-            if torch.allclose(product(torch.ones(3, 64)), torch.tensor(64.0 * LARGEST)):
-                return pack
-        except (AttributeError, RuntimeError, NotImplementedError):
-            continue
+def _packing() -> tuple[Pack, int] | None:
+    """How to pack, and the largest weight that sums exactly: 8 bits by either kernel before 7 bits by either."""
+    for largest in (LARGEST, LARGEST_OF_PAIRS):
+        for pack in (_pack_onednn, _pack_fbgemm):
+            if is_exact(pack, largest):
+                return pack, largest
     return None
+
+
+def is_exact(pack: Pack, largest: int) -> bool:
+    """Whether this kernel is here and adds up the sums that overflow first."""
+    try:
+        product = pack(torch.full((16, 64), largest, dtype=torch.int8), torch.ones(16))
+        return torch.allclose(product(torch.ones(3, 64)), torch.tensor(64.0 * largest))
+    except (AttributeError, RuntimeError, NotImplementedError):
+        return False
 
 
 def _pack_onednn(weight: Tensor, scales: Tensor) -> Product:
