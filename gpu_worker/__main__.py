@@ -112,6 +112,7 @@ def build_service(
                 max_model_len=device.engine.max_model_len,
                 features=device.features,
                 num_cache_tokens=device.engine.num_blocks * device.engine.block_size,
+                bytes_per_block=device.engine.bytes_per_block,
                 version=software_version(),
             ),
             scheduler=engine_of(epoch),

@@ -120,6 +120,7 @@ class WorkerIdentity:
     max_model_len: int
     features: tuple[str, ...] = ()
     num_cache_tokens: int = 0
+    bytes_per_block: int = 0
     version: str = ""
 
 
@@ -196,6 +197,7 @@ class Telemetry:
             num_checkpoint_blocks=load.num_checkpoint_blocks,
             checkpoint_lag_blocks=load.checkpoint_lag_blocks,
             num_blocks_saved_ahead_total=load.num_blocks_saved_ahead,
+            bytes_per_block=identity.bytes_per_block,
             policy=_news(load.policy),
             tenants=self.fairness.tenants,
         )

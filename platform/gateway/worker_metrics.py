@@ -34,6 +34,21 @@ _WORKER_GAUGES: tuple[tuple[str, str, Read], ...] = (
     ("policy_version", "Policy in force in the engine", lambda load: load.policy_version),
     ("last_step_age_seconds", "Since the last step ended", lambda load: load.last_step_age_us / _US),
     (
+        "checkpoint_blocks",
+        "Host blocks that copy, ahead of need, what is on the device",
+        lambda load: load.num_checkpoint_blocks,
+    ),
+    (
+        "checkpoint_bytes",
+        "The same in bytes",
+        lambda load: load.num_checkpoint_blocks * load.bytes_per_block,
+    ),
+    (
+        "checkpoint_lag_blocks",
+        "Full blocks of those likely to give way that have no such copy",
+        lambda load: load.checkpoint_lag_blocks,
+    ),
+    (
         "switching_ratio",
         "Share of the last ten seconds' busy time that copies and recomputation took (thrash)",
         lambda load: load.policy.switching_per_mille / 1_000,
@@ -44,6 +59,12 @@ _WORKER_COUNTERS: tuple[tuple[str, str, Read], ...] = (
     ("empty_steps", "Steps in which nothing was computed", lambda load: load.num_empty_steps),
     ("busy_seconds", "Time spent in steps", lambda load: load.busy_us_total / _US),
     ("scheduler_seconds", "Time spent planning and applying steps", lambda load: load.scheduling_us_total / _US),
+    ("saved_ahead_blocks", "Blocks copied to the host ahead of need", lambda load: load.num_blocks_saved_ahead_total),
+    (
+        "saved_ahead_bytes",
+        "The same in bytes",
+        lambda load: load.num_blocks_saved_ahead_total * load.bytes_per_block,
+    ),
     ("batch_paused_seconds", "Batch had work and was paused", lambda load: load.policy.batch_paused_us / _US),
     ("batch_pauses", "Times batch was paused", lambda load: load.policy.num_batch_pauses),
     (

@@ -155,5 +155,6 @@ class LoadSnapshot:
     num_checkpoint_blocks: int = 0  # of the host pool: copies, made ahead, of what is still on the device
     checkpoint_lag_blocks: int = 0  # full blocks of those likely to give way that have no such copy
     num_blocks_saved_ahead_total: int = 0
+    bytes_per_block: int = 0  # of a KV block, all layers
     policy: PolicyNews = PolicyNews()
     tenants: tuple[TenantSnapshot, ...] = ()  # at most MOST_TENANTS and one; refreshed once a second
