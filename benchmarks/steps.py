@@ -1,7 +1,9 @@
 """Steps of the demo's model on this CPU: packed, 8-bit and plain torch linears in turn, in one process, by CPU time.
 
-Shows what a step is made of: its share of attention, what lies outside the forward, and how much of the rate of a
-large matrix product a prefill reaches. Knows the executor and made-up plans; no server and no scheduler is in it.
+Shows what a step is made of: its share of attention, and what that share would be if keys and values were only read, at
+the rate at which this machine reads memory; what lies outside the forward; how much of the rate of a large matrix
+product a prefill reaches, with its attention's products counted and without. Knows the executor and made-up plans; no
+server and no scheduler is in it.
 """
 
 from __future__ import annotations
@@ -15,10 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from benchmarks.figures import machine, report, say
 from gpu_worker.demo_model import DEFAULT_FOLDER, fetch
 from gpu_worker.kernels.layout import BLOCK_SIZE
+from gpu_worker.kv_cache import bytes_per_block
 from gpu_worker.model_executor import ModelExecutor, assemble
 from gpu_worker.models.llama import Llama
 from gpu_worker.models.target import Target, plain_linear, target_for
@@ -105,6 +109,11 @@ def matmul_rate() -> float:
     return 2 * SIDE**3 / quickest * 1e9
 
 
+def read_rate(pool: Tensor) -> float:
+    """Bytes per second of adding up a whole pool; the best of three."""
+    return pool.nbytes / min(_cpu_ns(pool.sum) for _ in range(3)) * 1e9
+
+
 def _cpu_ns(work: Callable[[], object]) -> int:
     started_ns = time.process_time_ns()
     work()
@@ -121,9 +130,10 @@ def measure(path: Path, repetitions: int) -> dict[str, Any]:
     }
     plans = {f"decode {rows} x {context}": decode(rows, context) for rows, context in DECODES}
     plans[f"prefill {PREFILL}"] = prefill(PREFILL)
-    rate = 0.0
+    rate = reading = 0.0
     for _ in range(repetitions):
         rate = max(rate, matmul_rate())
+        reading = max(reading, read_rate(subjects["packed"].executor.cache.device_pool))
         for name, plan in plans.items():
             for subject in subjects.values():
                 subject.run(name, plan)
@@ -133,11 +143,22 @@ def measure(path: Path, repetitions: int) -> dict[str, Any]:
         * config.hidden_size
         * ((2 * config.num_heads + 2 * config.num_kv_heads) * config.head_dim + 3 * config.intermediate_size)
     )
-    found: dict[str, Any] = {"matmul_gflops": round(rate / 1e9, 1)}
+    pairs = PREFILL * (PREFILL + 1) // 2 * config.num_layers  # of tokens that look at one another
+    in_linears, in_attention = 2 * per_token * PREFILL, 4 * pairs * config.num_heads * config.head_dim
+    token_bytes = bytes_per_block(config, BLOCK_SIZE) // BLOCK_SIZE
+    found: dict[str, Any] = {"matmul_gflops": round(rate / 1e9, 1), "read_gb_per_s": round(reading / 1e9, 1)}
     for kind, subject in subjects.items():
         found[kind] = {name: _figures(name, best) for name, best in subject.best.items()}
+        for rows, context in DECODES:
+            whole, _, attention = subject.best[f"decode {rows} x {context}"]
+            floor_ms = rows * context * token_bytes / reading * 1e3
+            share = floor_ms / (whole - attention + floor_ms)
+            found[kind][f"decode {rows} x {context}"]["attention_share_if_only_read"] = round(share, 3)
         prefill_s = subject.best[f"prefill {PREFILL}"][0] / 1e3
-        found[kind][f"prefill {PREFILL}"]["of_matmul_rate"] = round(2 * per_token * PREFILL / prefill_s / rate, 3)
+        found[kind][f"prefill {PREFILL}"] |= {
+            "of_matmul_rate": round((in_linears + in_attention) / prefill_s / rate, 3),
+            "of_matmul_rate_linears_alone": round(in_linears / prefill_s / rate, 3),
+        }
     return found
 
 
