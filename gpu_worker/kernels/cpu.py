@@ -1,8 +1,8 @@
 """What a CPU runs: torch's operators in an order that keeps a row's context in the cache. Knows tensors only.
 
 Attention copies the context of one row, of one layer, into a dense piece and attends to it there: memory is read once,
-the copy hardly leaves the cache, and dense operands are what torch multiplies fastest. What a row gets does not depend
-on the rows beside it, not even by rounding.
+the copy hardly leaves the cache, and dense operands are what torch multiplies fastest. No row is padded to another's
+length.
 """
 
 from __future__ import annotations
