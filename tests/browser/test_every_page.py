@@ -232,6 +232,18 @@ def test_the_keyboard_reaches_everything_in_order_and_shows_where_it_is(
     assert len(seen) == stops
 
 
+CUT = "[...document.querySelectorAll('.matrix input')].filter((one) => one.scrollWidth > one.clientWidth).length"
+
+
+def test_every_number_of_the_matrix_is_seen_whole_on_a_laptop(page: Page, site: str) -> None:
+    enter(page, site, "operator")
+    page.goto("/operator/policy/")
+    assert page.get_by_label("Bulk batch: tokens_per_minute").input_value() == "20000000"
+    assert page.evaluate(CUT) == 0
+    wide = page.get_by_role("region", name="Quota matrix").evaluate("(box) => box.scrollWidth - box.clientWidth")
+    assert wide == 0
+
+
 def test_two_admins_in_conflict_see_each_others_edit(page: Page, browser: Browser, site: str) -> None:
     other = browser.new_context(base_url=site).new_page()
     for one, name, weight in ((page, "ops", "7"), (other, "deputy", "9")):
