@@ -195,7 +195,7 @@ class Admission:
             await pipeline.execute()
 
     def _card(self, wish: Wish) -> dict[str, str]:
-        return {"card": self._keys.card(wish.response_id)} if wish.is_kept else {}
+        return {"card": self._keys.card(wish.tenant_id, wish.response_id)} if wish.is_kept else {}
 
     def _lease_key(self, wish: Wish) -> str:
         return self._keys.lease(wish.tenant_id, wish.priority_class.label)

@@ -119,8 +119,8 @@ class Continuity:
 
         Not ``to_read``: a living gateway keeps it. Raises InvalidRequest where it was taken from one just now.
         """
-        card = await self._ownership.card(response_id)
-        if card is None or card.tenant_id != tenant_id:
+        card = await self._ownership.card(tenant_id, response_id)
+        if card is None:
             return await self._stored(tenant_id, response_id)
         stream = self._streams.get(response_id) or await self._finished(card)
         if stream is None:
@@ -159,7 +159,7 @@ class Continuity:
 
     async def forget(self, tenant_id: str, response_id: str) -> None:
         """Nobody can show it any more."""
-        await self._ownership.forget(response_id)
+        await self._ownership.forget(tenant_id, response_id)
         if self.shelf is not None:
             await self.shelf.throw_away(tenant_id, response_id)
 
@@ -215,7 +215,7 @@ class Continuity:
             if owner is None or not owner.is_open:
                 ended.append(response_id)
             elif owner.gateway_id != self._bus.gateway_id and not await self._ownership.is_alive(owner.gateway_id):
-                card = await self._ownership.card(response_id)
+                card = await self._ownership.card(owner.tenant_id, response_id)
                 if card is not None and self._streams.get(response_id) is None:
                     await self._take_over(card, owner)
         await self._ownership.not_in_background(ended)

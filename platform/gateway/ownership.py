@@ -47,6 +47,7 @@ class Owner:
     attempt: int
     lease_key: str
     terminal: str
+    tenant_id: str
 
     @property
     def is_open(self) -> bool:
@@ -81,27 +82,27 @@ class Ownership:
         response_id = card.submit.response_id
         with bus_errors():
             async with self._redis.pipeline(transaction=False) as pipeline:
-                pipeline.set(self._keys.card(response_id), encode_card(card), ex=CARD_LIFETIME_S)
+                pipeline.set(self._keys.card(card.tenant_id, response_id), encode_card(card), ex=CARD_LIFETIME_S)
                 if card.is_background:
                     pipeline.sadd(self._keys.background, response_id)
                 await pipeline.execute()
 
-    async def card(self, response_id: str) -> Card | None:
-        """None when there is none any more, or a newer gateway wrote it."""
+    async def card(self, tenant_id: str, response_id: str) -> Card | None:
+        """None when this tenant has none, or none any more, or a newer gateway wrote it."""
         with bus_errors():
-            body = cast(bytes | None, await self._redis.get(self._keys.card(response_id)))
+            body = cast(bytes | None, await self._redis.get(self._keys.card(tenant_id, response_id)))
         return None if body is None else decode_card(body)
 
-    async def forget(self, response_id: str) -> None:
+    async def forget(self, tenant_id: str, response_id: str) -> None:
         """Nobody can show it any more."""
         with bus_errors():
-            await self._redis.delete(self._keys.card(response_id), self._keys.output(response_id))
+            await self._redis.delete(self._keys.card(tenant_id, response_id), self._keys.output(response_id))
 
     async def owner(self, response_id: str) -> Owner | None:
         return (await self.owners([response_id]))[0]
 
     async def owners(self, response_ids: Sequence[str]) -> list[Owner | None]:
-        names = ("state", "gateway", "worker", "epoch", "attempt", "lease_keys", "terminal")
+        names = ("state", "gateway", "worker", "epoch", "attempt", "lease_keys", "terminal", "tenant")
         with bus_errors():
             async with self._redis.pipeline(transaction=False) as pipeline:
                 for response_id in response_ids:
@@ -140,8 +141,7 @@ class Ownership:
 def _owner(values: Sequence[bytes | None]) -> Owner | None:
     if values[0] is None:
         return None
-    state, gateway_id, worker_id, epoch, attempt, lease_keys, terminal = [(value or b"").decode() for value in values]
-    leases = json.loads(lease_keys or "[]")
-    return Owner(
-        state, gateway_id, worker_id, int(epoch or 0), int(attempt or 1), leases[0] if leases else "", terminal
-    )
+    state, gateway_id, worker_id, epoch, attempt, *others = [(value or b"").decode() for value in values]
+    lease_keys, terminal, tenant_id = others
+    lease_key = next(iter(json.loads(lease_keys or "[]")), "")
+    return Owner(state, gateway_id, worker_id, int(epoch or 0), int(attempt or 1), lease_key, terminal, tenant_id)

@@ -14,7 +14,8 @@ Every name stands behind a prefix, ``rubato:`` unless a test says otherwise.
 ``gateway:{id}:outbox`` stream   worker -> gateway, one entry = all of one step for that gateway; TTL 10 min
 ``usage``               stream   durable: Reserved (admit script), Usage (publish), Released; consumer group ``settler``
 ``response:{id}``       hash     the record of one response, below
-``card:{id}``           string   what any gateway needs to go on with a response or to show it; lives as its record
+``card:{tenant}:{id}``  string   what any gateway needs to go on with a response or to show it; lives as its record.
+                                 With the tenant in its name another one's is looked for in vain, as fast as none
 ``background``          set      ids of responses that go on without a reader; cleaned by whoever looks
 ``idempotency:{t}:{k}`` hash     an answer under an Idempotency-Key of tenant t, 24 h; k is a digest of the key
 ``moved:{id}``          string   a response was taken from a living gateway, TTL 2 s: not again before
@@ -149,8 +150,8 @@ class Keys:
     def response(self, response_id: str) -> str:
         return f"{self.prefix}response:{response_id}"
 
-    def card(self, response_id: str) -> str:
-        return f"{self.prefix}card:{response_id}"
+    def card(self, tenant_id: str, response_id: str) -> str:
+        return f"{self.prefix}card:{tenant_id}:{response_id}"
 
     @property
     def background(self) -> str:

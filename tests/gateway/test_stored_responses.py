@@ -56,7 +56,7 @@ async def create(world: Any, **changes: Any) -> Any:
 def forget(world: Any, name: str) -> None:
     """Ten minutes later, in Redis."""
     keys, response_id = world.redis_keys, name.removeprefix("resp_")
-    world.redis.delete(keys.card(response_id), keys.output(response_id), keys.response(response_id))
+    world.redis.delete(keys.card("aurora", response_id), keys.output(response_id), keys.response(response_id))
 
 
 async def test_a_stored_response_is_shown_as_it_was_after_redis_forgot_it(world: Any, shelf: MemoryShelf) -> None:

@@ -189,7 +189,7 @@ async def test_the_usage_of_an_attempt_that_was_given_up_is_rework_and_reaches_n
 
 
 async def test_a_card_lives_ten_minutes_beyond_the_end_of_its_response(redis_world: Any, make: Any) -> None:
-    card = redis_world.keys.card("r1")
+    card = redis_world.keys.card("aurora", "r1")
     redis_world.client.set(card, "as it was asked for", ex=86_400)
     Record(redis_world, card=card)
     worker = redis_world.worker()
