@@ -8,21 +8,33 @@ from uuid import UUID
 
 from django.conf import settings
 from django.shortcuts import get_object_or_404
-from drf_spectacular.utils import extend_schema
 from rest_framework import exceptions, serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from gateway.management_api.schema import LIMIT, PAGED, answers, query
+from gateway.management_api.shapes import (
+    LABELS,
+    ROLES,
+    EventShape,
+    InvitationShape,
+    KeyShape,
+    MemberShape,
+    NewInvitationShape,
+    NewKeyShape,
+    ProjectShape,
+    deleted,
+    listing,
+)
 from gateway.management_api.views import View, limit_of, listed, page
 from scheduler_engine.policy import PriorityClass
 from tenants import members, services
-from tenants.models import CLASS_LABELS, ApiKey, AuditEvent, Invitation, Membership, Project, Tenant
+from tenants.models import ApiKey, AuditEvent, Invitation, Membership, Project, Tenant
 from tenants.roles import CAPABILITIES, Capability, Role
 
 SEE, KEYS, PROJECTS = Capability.SEE_USAGE, Capability.MANAGE_KEYS, Capability.MANAGE_PROJECTS
 PEOPLE, SEE_PEOPLE = Capability.MANAGE_MEMBERS, Capability.SEE_MEMBERS
-LABELS = [(label, label) for label in CLASS_LABELS]
-ROLES = [(role.value, role.value) for role in Role]
+AFTER_EVENT = query("after", {"type": "string", "pattern": "^[0-9]+$"}, "the last id seen")
 
 
 class Strict(serializers.Serializer[Any]):
@@ -68,10 +80,11 @@ def read(kind: type[Strict], request: Request) -> dict[str, Any]:
 class Projects(View):
     needs = {"GET": SEE, "POST": PROJECTS}
 
+    @answers(listing(ProjectShape), asks=PAGED)
     def get(self, request: Request) -> Response:
-        return page(request, Project.objects.all(), project_out)
+        return page(request, Project.objects.all(), ProjectShape)
 
-    @extend_schema(request=ProjectIn)
+    @answers(ProjectShape, status=201, body=ProjectIn)
     def post(self, request: Request) -> Response:
         asked = read(ProjectIn, request)
         made = services.create_project(
@@ -80,33 +93,35 @@ class Projects(View):
             name=asked["name"],
             default_class=PriorityClass.from_label(asked["default_class"]),
         )
-        return Response(project_out(made), status=201)
+        return Response(ProjectShape(made).data, status=201)
 
 
 class OneProject(View):
     needs = {"GET": SEE, "POST": PROJECTS}
 
+    @answers(ProjectShape)
     def get(self, request: Request, project_id: UUID) -> Response:
-        return Response(project_out(get_object_or_404(Project, id=project_id)))
+        return Response(ProjectShape(get_object_or_404(Project, id=project_id)).data)
 
-    @extend_schema(request=ProjectIn)
+    @answers(ProjectShape, body=ProjectIn)
     def post(self, request: Request, project_id: UUID) -> Response:
         asked = read(ProjectIn, request)
         label = PriorityClass.from_label(asked["default_class"])
         changed = services.update_project(
             actor=self.principal.actor, project_id=project_id, name=asked["name"], default_class=label
         )
-        return Response(project_out(changed))
+        return Response(ProjectShape(changed).data)
 
 
 class Keys(View):
     needs = {"GET": SEE, "POST": KEYS}
 
+    @answers(listing(KeyShape), asks=PAGED)
     def get(self, request: Request, project_id: UUID) -> Response:
         project = get_object_or_404(Project, id=project_id)
-        return page(request, ApiKey.objects.filter(project=project), key_out)
+        return page(request, ApiKey.objects.filter(project=project), KeyShape)
 
-    @extend_schema(request=KeyIn)
+    @answers(NewKeyShape, status=201, body=KeyIn)
     def post(self, request: Request, project_id: UUID) -> Response:
         asked = read(KeyIn, request)
         role = Role(asked["role"]) if asked["role"] else None
@@ -120,15 +135,17 @@ class Keys(View):
             expires_at=asked["expires_at"],
             role=role,
         )
-        return Response({**key_out(issued.key), "value": issued.text}, status=201)
+        return Response({**KeyShape(issued.key).data, "value": issued.text}, status=201)
 
 
 class OneKey(View):
     needs = {"GET": SEE, "DELETE": KEYS}
 
+    @answers(KeyShape)
     def get(self, request: Request, key_id: UUID) -> Response:
-        return Response(key_out(get_object_or_404(ApiKey, id=key_id)))
+        return Response(KeyShape(get_object_or_404(ApiKey, id=key_id)).data)
 
+    @answers(deleted("organization.project.api_key"))
     def delete(self, request: Request, key_id: UUID) -> Response:
         key = get_object_or_404(ApiKey, id=key_id)
         services.revoke_key(actor=self.principal.actor, key_id=key.id)
@@ -138,7 +155,7 @@ class OneKey(View):
 class RotateKey(View):
     needs = {"POST": KEYS}
 
-    @extend_schema(request=RotateIn)
+    @answers(NewKeyShape, body=RotateIn)
     def post(self, request: Request, key_id: UUID) -> Response:
         asked = read(RotateIn, request)
         issued = services.rotate_key(
@@ -147,31 +164,34 @@ class RotateKey(View):
             env=settings.RUBATO_KEY_ENVIRONMENT,
             grace=timedelta(seconds=asked["grace_seconds"]),
         )
-        return Response({**key_out(issued.key), "value": issued.text})
+        return Response({**KeyShape(issued.key).data, "value": issued.text})
 
 
 class Members(View):
     needs = {"GET": SEE_PEOPLE}
 
+    @answers(listing(MemberShape), asks=PAGED)
     def get(self, request: Request) -> Response:
-        return page(request, Membership.objects.all(), member_out)
+        return page(request, Membership.objects.all(), MemberShape)
 
 
 class OneMember(View):
     needs = {"GET": SEE_PEOPLE, "POST": PEOPLE, "DELETE": PEOPLE}
 
+    @answers(MemberShape)
     def get(self, request: Request, member_id: UUID) -> Response:
-        return Response(member_out(get_object_or_404(Membership, id=member_id)))
+        return Response(MemberShape(get_object_or_404(Membership, id=member_id)).data)
 
-    @extend_schema(request=RoleIn)
+    @answers(MemberShape, body=RoleIn)
     def post(self, request: Request, member_id: UUID) -> Response:
         role = Role(read(RoleIn, request)["role"])
         self._owners_only(get_object_or_404(Membership, id=member_id), role)
         changed = members.change_role(
             actor=self.principal.actor, tenant_id=self.principal.tenant_id, member_id=member_id, role=role
         )
-        return Response(member_out(changed))
+        return Response(MemberShape(changed).data)
 
+    @answers(deleted("organization.user"))
     def delete(self, request: Request, member_id: UUID) -> Response:
         self._owners_only(get_object_or_404(Membership, id=member_id), None)
         members.remove(actor=self.principal.actor, tenant_id=self.principal.tenant_id, member_id=member_id)
@@ -186,22 +206,24 @@ class OneMember(View):
 class Invitations(View):
     needs = {"GET": SEE_PEOPLE, "POST": PEOPLE}
 
+    @answers(listing(InvitationShape), asks=PAGED)
     def get(self, request: Request) -> Response:
-        return page(request, Invitation.objects.filter(ended_at=None), invitation_out)
+        return page(request, Invitation.objects.filter(ended_at=None), InvitationShape)
 
-    @extend_schema(request=InvitationIn)
+    @answers(NewInvitationShape, status=201, body=InvitationIn)
     def post(self, request: Request) -> Response:
         asked = read(InvitationIn, request)
         role = Role(asked["role"])
         if role is Role.OWNER and not self.principal.may(Capability.MANAGE_OWNERS):
             raise exceptions.PermissionDenied("Only an owner makes and unmakes owners.")
         made = members.invite(actor=self.principal.actor, tenant=Tenant.objects.get(), email=asked["email"], role=role)
-        return Response({**invitation_out(made.invitation), "token": made.token}, status=201)
+        return Response({**InvitationShape(made.invitation).data, "token": made.token}, status=201)
 
 
 class OneInvitation(View):
     needs = {"DELETE": PEOPLE}
 
+    @answers(deleted("organization.invite"))
     def delete(self, request: Request, invitation_id: UUID) -> Response:
         found = get_object_or_404(Invitation, id=invitation_id)
         members.take_back(actor=self.principal.actor, invitation_id=found.id)
@@ -213,6 +235,7 @@ class AuditLog(View):
 
     needs = {"GET": Capability.SEE_AUDIT}
 
+    @answers(listing(EventShape), asks=[LIMIT, AFTER_EVENT])
     def get(self, request: Request) -> Response:
         events = AuditEvent.objects.order_by("-id")
         after = request.query_params.get("after", "")
@@ -221,74 +244,4 @@ class AuditLog(View):
                 raise exceptions.ValidationError({"after": ["must be the id of an event"]})
             events = events.filter(id__lt=min(int(after), 2**63 - 1))
         limit = limit_of(request)
-        return Response(listed([event_out(event) for event in events[: limit + 1]], limit))
-
-
-def project_out(row: Project) -> dict[str, Any]:
-    return {
-        "id": str(row.id),
-        "object": "organization.project",
-        "name": row.name,
-        "default_class": row.default_class,
-        "created_at": _seconds(row.created_at),
-        "status": "active",
-    }
-
-
-def key_out(row: ApiKey) -> dict[str, Any]:
-    return {
-        "id": str(row.id),
-        "object": "organization.project.api_key",
-        "name": row.name,
-        "project_id": str(row.project_id),
-        "redacted_value": f"sk_…_{row.public_id}_…{row.last4}",
-        "role": row.role or None,
-        "created_at": _seconds(row.created_at),
-        "created_by": row.created_by,
-        "expires_at": _seconds(row.expires_at),
-        "last_used_at": _seconds(row.last_used_at),
-        "rotated_at": _seconds(row.rotated_at),
-        "previous_secret_until": _seconds(row.previous_until),
-        "revoked_at": _seconds(row.revoked_at),
-    }
-
-
-def member_out(row: Membership) -> dict[str, Any]:
-    return {
-        "id": str(row.id),
-        "object": "organization.user",
-        "email": row.email,
-        "role": row.role,
-        "added_at": _seconds(row.created_at),
-    }
-
-
-def invitation_out(row: Invitation) -> dict[str, Any]:
-    return {
-        "id": str(row.id),
-        "object": "organization.invite",
-        "email": row.email,
-        "role": row.role,
-        "invited_by": row.invited_by,
-        "created_at": _seconds(row.created_at),
-        "expires_at": _seconds(row.expires_at),
-    }
-
-
-def event_out(row: AuditEvent) -> dict[str, Any]:
-    return {
-        "id": str(row.id),
-        "object": "organization.audit_log",
-        "type": f"{row.object_type}.{row.action}",
-        "effective_at": _seconds(row.at),
-        "object_id": row.object_id,
-        "actor": row.actor,
-        "reason": row.reason,
-        "request_id": row.request_id,
-        "before": row.before,
-        "after": row.after,
-    }
-
-
-def _seconds(moment: Any) -> int | None:
-    return None if moment is None else int(moment.timestamp())
+        return Response(listed(EventShape(events[: limit + 1], many=True).data, limit))

@@ -1,31 +1,49 @@
-"""How the management API describes itself: names of operations, the key that opens it, and the shape of its refusals.
-
-Refuses to know what single routes answer beyond their being JSON objects.
+"""How the management API describes itself: names of operations, what each takes and answers, the key that opens it,
+and the shape of its refusals. The shapes themselves are in shapes.py.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from drf_spectacular.extensions import OpenApiAuthenticationExtension
 from drf_spectacular.openapi import AutoSchema
-from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework import serializers
 
+from gateway.management_api.shapes import Shape
+
 _VERBS = {"GET": "get", "POST": "post", "DELETE": "delete"}
+_Handler = TypeVar("_Handler", bound=Callable[..., Any])
 
 
-class Error(serializers.Serializer[Any]):
+class Error(Shape):
     message = serializers.CharField()
     type = serializers.CharField()
     param = serializers.CharField(allow_null=True)
     code = serializers.CharField(allow_null=True)
 
 
-class Refusal(serializers.Serializer[Any]):
+class Refusal(Shape):
     """The same as everywhere on ``/v1``."""
 
     error = Error()
+
+
+def query(name: str, kind: Any, words: str, **given: Any) -> OpenApiParameter:
+    return OpenApiParameter(name, kind, OpenApiParameter.QUERY, description=words, **given)
+
+
+LIMIT = query("limit", {"type": "integer", "minimum": 1, "maximum": 100, "default": 20}, "how many at most")
+PAGED = [LIMIT, query("after", {"type": "string", "format": "uuid"}, "the last id seen")]
+
+
+def answers(
+    shape: Any, *, status: int = 200, body: Any = None, asks: Sequence[OpenApiParameter] = ()
+) -> Callable[[_Handler], _Handler]:
+    """Describes a handler: the shape of its answer, of its body, and its query parameters."""
+    return extend_schema(request=body, responses={status: shape, "4XX": Refusal}, parameters=list(asks))
 
 
 class ManagementKeyScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]  # it registers itself
@@ -37,13 +55,11 @@ class ManagementKeyScheme(OpenApiAuthenticationExtension):  # type: ignore[no-un
 
 
 class ManagementSchema(AutoSchema):
-    """Always: no two operations share a name; a body is described where the view says which it takes."""
+    """Always: no two operations share a name, and each says in a view's own words what it is for."""
 
     def get_operation_id(self) -> str:
         return f"{_VERBS[self.method]}_{type(self.view).__name__}"
 
-    def get_request_serializer(self) -> Any:
-        return None
-
-    def get_response_serializers(self) -> Any:
-        return {"2XX": OpenApiTypes.OBJECT, "4XX": Refusal}
+    def get_description(self) -> str:
+        handler = getattr(self.view, self.method.lower(), None)
+        return (getattr(handler, "__doc__", None) or vars(type(self.view)).get("__doc__") or "").strip()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -11,6 +11,7 @@ from django.conf import settings
 from django.http import HttpResponse, StreamingHttpResponse
 from django.shortcuts import get_object_or_404
 from django.utils import timezone
+from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework import exceptions
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -18,6 +19,15 @@ from rest_framework.response import Response
 from billing import documents
 from billing.models import Statement, UsageRequest
 from billing.usage import Bucket, Filter, Group, Sums, Width, buckets
+from gateway.management_api.schema import PAGED, Refusal, answers, query
+from gateway.management_api.shapes import (
+    CostResult,
+    StatementShape,
+    UsageResult,
+    WholeStatementShape,
+    buckets_of,
+    listing,
+)
 from gateway.management_api.views import View, limit_of, page
 from tenants.isolation import ALIAS, tenant
 from tenants.models import Tenant
@@ -30,6 +40,28 @@ TIERS = {"interactive": "priority", "default": "default", "batch": "flex"}
 _CLASSES = {tier: label for label, tier in TIERS.items()}
 EXPORTS = ("csv", "ndjson", "cloudevents")
 EXPORT_CHUNK = 1_000
+_MOMENT = {"type": "integer", "minimum": 0, "maximum": 99_999_999_999}
+SPAN = [query("start_time", _MOMENT, "Unix seconds"), query("end_time", _MOMENT, "Unix seconds, not within; now")]
+_TEXTS = {"type": "array", "items": {"type": "string"}}
+_IDS = {"type": "array", "items": {"type": "string", "format": "uuid"}}
+BUCKETED = [
+    query("start_time", _MOMENT, "Unix seconds of the first bucket", required=True),
+    query("end_time", _MOMENT, "Unix seconds, not within; now"),
+    query("bucket_width", {"type": "string", "enum": list(WIDTHS), "default": "1d"}, "how long a bucket is"),
+    query("limit", {"type": "integer", "minimum": 1}, "buckets a page: up to 1440, 168 or 31"),
+    query("page", {"type": "string", "pattern": "^page_[0-9]{1,11}$"}, "the next_page of an answer before"),
+    query("group_by", {"type": "array", "items": {"type": "string", "enum": list(GROUPS)}}, "one result for each"),
+    query("project_ids", _IDS, "of these alone"),
+    query("api_key_ids", _IDS, "of these alone"),
+    query("models", _TEXTS, "of these alone"),
+    query("service_tiers", {"type": "array", "items": {"type": "string", "enum": list(_CLASSES)}}, "of these alone"),
+]
+
+
+def _format_of(names: Sequence[str]) -> OpenApiParameter:
+    return query("format", {"type": "string", "enum": list(names), "default": names[0]}, "the answer's form")
+
+
 _FIRST, _LAST = datetime(2000, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
 
 
@@ -38,6 +70,7 @@ class CompletionsUsage(View):
 
     needs = {"GET": Capability.SEE_USAGE}
 
+    @answers(buckets_of(UsageResult), asks=BUCKETED)
     def get(self, request: Request) -> Response:
         return Response(_answer(request, self.principal.tenant_id, _usage_result))
 
@@ -47,6 +80,7 @@ class Costs(View):
 
     needs = {"GET": Capability.SEE_MONEY}
 
+    @answers(buckets_of(CostResult), asks=BUCKETED)
     def get(self, request: Request) -> Response:
         return Response(_answer(request, self.principal.tenant_id, _cost_result))
 
@@ -56,6 +90,13 @@ class Export(View):
 
     needs = {"GET": Capability.SEE_MONEY}
 
+    @extend_schema(
+        parameters=[
+            query("format", {"type": "string", "enum": list(EXPORTS), "default": "csv"}, "of the lines"),
+            *SPAN,
+        ],
+        responses={(200, "text/csv"): str, (200, "application/x-ndjson"): str, "4XX": Refusal},
+    )
     def get(self, request: Request) -> Any:
         shape = request.query_params.get("format", "csv")
         if shape not in EXPORTS:
@@ -69,8 +110,9 @@ class Export(View):
 class Statements(View):
     needs = {"GET": Capability.SEE_MONEY}
 
+    @answers(listing(StatementShape), asks=PAGED)
     def get(self, request: Request) -> Response:
-        return page(request, Statement.objects.all(), statement_out, moment="day")
+        return page(request, Statement.objects.all(), StatementShape, moment="day")
 
 
 class OneStatement(View):
@@ -78,11 +120,22 @@ class OneStatement(View):
 
     needs = {"GET": Capability.SEE_MONEY}
 
+    @extend_schema(
+        parameters=[
+            query("format", {"type": "string", "enum": ["json", "csv", "pdf"], "default": "json"}, "of the file")
+        ],
+        responses={
+            (200, "application/json"): WholeStatementShape,
+            (200, "text/csv"): str,
+            (200, "application/pdf"): bytes,
+            "4XX": Refusal,
+        },
+    )
     def get(self, request: Request, statement_id: UUID) -> Any:
         found = get_object_or_404(Statement, id=statement_id)
         match request.query_params.get("format", "json"):
             case "json":
-                return Response({**statement_out(found), "lines": found.lines, "corrections": found.corrections})
+                return Response(WholeStatementShape(found).data)
             case "csv" | "pdf" as kind:
                 name = Tenant.objects.get().name
                 body, content_type, _ = documents.statement_file(found, kind, tenant_name=name)
@@ -235,22 +288,6 @@ def _lines(shape: str, tenant_id: UUID, starts_at: datetime, ends_at: datetime) 
             yield from documents.usage_ndjson(rows)
         else:
             yield from documents.usage_cloudevents(rows, source=settings.RUBATO_EVENT_SOURCE)
-
-
-def statement_out(row: Statement) -> dict[str, Any]:
-    return {
-        "id": str(row.id),
-        "object": "organization.statement",
-        "day": row.day.isoformat(),
-        "timezone": row.zone,
-        "starts_at": int(row.starts_at.timestamp()),
-        "ends_at": int(row.ends_at.timestamp()),
-        "charged_micros": row.charged_micros,
-        "adjusted_micros": row.adjusted_micros,
-        "credited_micros": row.credited_micros,
-        "total_micros": row.total_micros,
-        "currency": settings.RUBATO_CURRENCY,
-    }
 
 
 def _wrong(name: str, words: str) -> exceptions.ValidationError:

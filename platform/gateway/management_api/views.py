@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 from uuid import UUID
 
@@ -17,6 +17,7 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from gateway.management_api.authentication import ManagementKey, NeedsCapability, Principal
+from gateway.management_api.shapes import Shape
 from tenants import audit
 from tenants.isolation import tenant
 from tenants.roles import Capability
@@ -62,9 +63,7 @@ class View(APIView):
         return user
 
 
-def page(
-    request: Request, rows: QuerySet[Any], render: Callable[[Any], dict[str, Any]], moment: str = "created_at"
-) -> Response:
+def page(request: Request, rows: QuerySet[Any], shape: type[Shape], moment: str = "created_at") -> Response:
     """A page in OpenAI's list shape, newest first. ``limit`` is 1 to 100 (20), ``after`` the last id seen."""
     limit, after = limit_of(request), request.query_params.get("after")
     if after:
@@ -73,10 +72,10 @@ def page(
         as_old = {moment: getattr(last, moment), "pk__lt": last.pk}
         rows = rows.filter(Q(**older) | Q(**as_old))
     found = list(rows.order_by(f"-{moment}", "-pk")[: limit + 1])
-    return Response(listed([render(row) for row in found], limit))
+    return Response(listed(shape(found, many=True).data, limit))
 
 
-def listed(found: list[dict[str, Any]], limit: int) -> dict[str, Any]:
+def listed(found: Sequence[Mapping[str, Any]], limit: int) -> dict[str, Any]:
     """OpenAI's list shape over rows of which one too many was read, where there are more."""
     shown = found[:limit]
     return {
