@@ -43,7 +43,7 @@ async def test_of_three_hundred_dropped_streams_no_lease_record_reservation_or_b
         await asyncio.gather(*(one(number) for number in range(NUM_STREAMS)))
     assert crowd.outcomes["left"] > NUM_STREAMS * 9 // 10
 
-    await _nothing_is_left(platform)
+    await nothing_is_left(platform)
 
 
 async def test_a_gateway_that_dies_with_long_answers_under_way_leaves_nothing_either(platform: Up) -> None:  # P19
@@ -57,10 +57,10 @@ async def test_a_gateway_that_dies_with_long_answers_under_way_leaves_nothing_ei
         os.kill(killed, signal.SIGKILL)
         assert set(await asyncio.gather(*asking)) == {"broken"}
     await asyncio.to_thread(platform.wait_for, lambda: platform.pid_of("gateway") != killed)
-    await _nothing_is_left(platform)
+    await nothing_is_left(platform)
 
 
-async def _nothing_is_left(platform: Up) -> None:
+async def nothing_is_left(platform: Up) -> None:
     with redis.Redis.from_url(platform.addresses["REDIS_URL"]) as gate_keeper:
         await _until(lambda: not list(gate_keeper.scan_iter("rubato:lease:*", _type="zset")))
         await _until(lambda: _is_empty(_load(gate_keeper)))
