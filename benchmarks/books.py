@@ -11,7 +11,8 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -42,35 +43,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found = parser.parse_args(arguments)
     if found.rows < 1 or found.tenants < 1:
         parser.error("--rows and --tenants are at least 1")
-    with tempfile.TemporaryDirectory(prefix="rubato-books-") as folder:
-        figures = _measure(Path(folder), found.rows, found.tenants)
+    with tempfile.TemporaryDirectory(prefix="rubato-books-") as folder, database(Path(folder)):
+        fill(found.rows, found.tenants)
+        figures = _questions(found.rows, found.tenants)
     report(figures, as_json=found.json)
     return 0
 
 
-def _measure(folder: Path, rows: int, tenants: int) -> dict[str, Any]:
+@contextmanager
+def database(folder: Path) -> Iterator[None]:
+    """A PostgreSQL of our own for as long as the block lasts, and Django set up upon it."""
     from gateway.embedded import EmbeddedPostgres, running
 
     os.environ["DJANGO_SETTINGS_MODULE"] = "gateway.settings"
+    folder.mkdir(exist_ok=True)
     server = EmbeddedPostgres(folder, durable=False)
     with running(server, folder / "postgres.log"):
         roles = {"DATABASE_URL": "app_ops", "DATABASE_TENANT_URL": "app_rw", "DATABASE_OWNER_URL": "app_owner"}
         os.environ.update({name: server.url(role) for name, role in roles.items()})
-        os.environ["REDIS_URL"], os.environ["RUBATO_DATA"] = "", str(folder)
+        os.environ.setdefault("REDIS_URL", "")
+        os.environ["RUBATO_DATA"] = str(folder)
         import django
+        from django.core.management import call_command
 
         django.setup()
-        _fill(rows, tenants)
-        return _questions(rows, tenants)
+        call_command("migrate", database="owner", verbosity=0)
+        yield
 
 
-def _fill(rows: int, tenants: int) -> None:
-    from django.core.management import call_command
+def fill(rows: int, tenants: int) -> None:
+    """Tenants t1, t2, … and settled operations of the last 90 days; the one with the smallest id has half of them."""
     from django.db import connection, connections
 
     from billing import rollups
 
-    call_command("migrate", database="owner", verbosity=0)
     with connection.cursor() as cursor:
         cursor.execute(
             "INSERT INTO tenants_tenant (id, slug, name, timezone, is_active, created_at)"
@@ -127,6 +133,9 @@ def _questions(rows: int, tenants: int) -> dict[str, Any]:
         "roll_ups_of_two_hours_compared_ms": lambda: rollups.num_wrong_rows(since=now - timedelta(hours=2)),
     }
     figures: dict[str, Any] = {"rows": rows, "tenants": tenants, "rollup_rows": Rollup.objects.count()}
+    # what the 90 days read: bounded by hours, keys and classes, however many operations they sum up
+    span = Rollup.objects.filter(tenant=largest, hour__gte=now - timedelta(days=90))
+    figures["rollup_rows_of_90_days"] = span.count()
     for name, ask in questions.items():
         figures[name] = _median_ms(ask)
     with CaptureQueriesContext(connections[ALIAS]) as captured:

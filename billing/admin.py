@@ -18,14 +18,29 @@ from django.utils.html import format_html_join
 from billing import documents, selectors, services
 from billing.models import EngineCount, LedgerAlert, LedgerEntry, Price, Rollup, Statement, UsageRequest
 from tenants.admin import KeepRows, ReadOnly, actor_of
+from tenants.admin_lists import OfTenant
 from tenants.models import Tenant
 
 
 class OfTenants(ReadOnly):
-    """Rows that name a tenant. Fetched beside it, not joined: a row whose tenant is unknown must show, too."""
+    """Rows that name a tenant. Fetched beside it, not joined: a row whose tenant is unknown must show, too.
+
+    ``search_fields`` of theirs are columns of ids: a whole one is looked up, and nothing is searched for.
+    """
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         return super().get_queryset(request).prefetch_related("tenant")
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
+    ) -> tuple[QuerySet[Any], bool]:
+        if not search_term:
+            return queryset, False
+        try:
+            wanted = uuid.UUID(search_term.strip())
+        except ValueError:
+            return queryset.none(), False
+        return queryset.filter(**{str(self.search_fields[0]): wanted}), False
 
     @admin.display(description="tenant", ordering="tenant_id")
     def of_tenant(self, row: Any) -> str:
@@ -68,9 +83,9 @@ class UsageRequestAdmin(OfTenants):
         *("id", "of_tenant", "priority_class", "model", "state", "prompt_tokens", "output_tokens", "cost_micros"),
         *("reserved_micros", "reserved_at", "ended_at"),
     ]
-    list_filter = ["state", "priority_class", "tenant"]
-    show_full_result_count = False
+    list_filter = ["state", "priority_class", OfTenant]
     search_fields = ["id"]
+    search_help_text = "a whole id"
 
 
 class CorrectionForm(forms.ModelForm):  # type: ignore[type-arg]
@@ -106,9 +121,9 @@ class LedgerEntryAdmin(OfTenants):
         *("id", "operation_id", "kind", "of_tenant", "amount_micros", "prompt_tokens", "output_tokens"),
         *("reason", "actor", "created_at"),
     ]
-    list_filter = ["kind", "tenant"]
-    show_full_result_count = False
+    list_filter = ["kind", OfTenant]
     search_fields = ["operation_id"]
+    search_help_text = "a whole id of an operation"
     form = CorrectionForm
 
     def has_add_permission(self, request: HttpRequest) -> bool:
@@ -133,7 +148,7 @@ class RollupAdmin(OfTenants):
         *("hour", "of_tenant", "priority_class", "model", "num_requests", "prompt_tokens", "output_tokens"),
         "cost_micros",
     ]
-    list_filter = ["tenant", "priority_class", "model"]
+    list_filter = [OfTenant, "priority_class"]
 
 
 @admin.register(EngineCount)
@@ -158,8 +173,7 @@ class StatementAdmin(OfTenants):
     """Closed days, each with its two files."""
 
     list_display = ["day", "of_tenant", "charged", "adjusted", "credited", "total", "files"]
-    list_filter = ["tenant"]
-    date_hierarchy = "day"
+    list_filter = [OfTenant]
 
     def get_urls(self) -> list[Any]:
         view = self.admin_site.admin_view(self.download)

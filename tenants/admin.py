@@ -16,6 +16,7 @@ from django.http import HttpRequest
 from scheduler_engine.policy import ClassPolicy
 from scheduler_engine.policy import PriorityClass as ClassName
 from tenants import selectors, services
+from tenants.admin_lists import Bounded, OfTenant
 from tenants.models import ApiKey, PolicyVersion, PriorityClass, Project, QuotaPolicy, Tenant
 
 
@@ -26,6 +27,10 @@ def actor_of(request: HttpRequest) -> str:
 
 class KeepRows(admin.ModelAdmin):  # type: ignore[type-arg]
     """Rows that a ledger or an audit refers to: nobody deletes them."""
+
+    paginator = Bounded
+    show_full_result_count = False
+    list_per_page = 50
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
@@ -64,7 +69,7 @@ class TenantAdmin(KeepRows):
 @admin.register(Project)
 class ProjectAdmin(KeepRows):
     list_display = ["name", "tenant", "default_class", "created_at"]
-    list_filter = ["tenant", "default_class"]
+    list_filter = [OfTenant, "default_class"]
     list_select_related = ["tenant"]
     fields = ["tenant", "name", "default_class"]
 
@@ -91,7 +96,7 @@ class NewKeyForm(forms.ModelForm):  # type: ignore[type-arg]
 @admin.register(ApiKey)
 class ApiKeyAdmin(KeepRows):
     list_display = ["name", "tenant", "project", "shown_as", "created_at", "expires_at", "revoked_at", "last_used_at"]
-    list_filter = ["tenant", ("revoked_at", admin.EmptyFieldListFilter)]
+    list_filter = [OfTenant, ("revoked_at", admin.EmptyFieldListFilter)]
     list_select_related = ["tenant", "project"]
     actions = ["revoke"]
     form = NewKeyForm
@@ -169,7 +174,8 @@ class QuotaPolicyAdmin(Policy):
     ]
     list_display = ["tenant", "priority_class", *list_editable]
     list_display_links = ["tenant"]
-    list_filter = ["tenant", "priority_class", "allowed"]
+    list_filter = [OfTenant, "priority_class", "allowed"]
+    list_per_page = 24  # eight tenants: a form for each row
     list_select_related = ["tenant"]
     readonly_fields = ["tenant", "priority_class"]
 

@@ -64,6 +64,7 @@ INSTALLED_APPS = [
 ]
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
+    "django.middleware.gzip.GZipMiddleware",
     "gateway.console.middleware.ContentSecurityPolicy",
     "gateway.console.middleware.PlainQuery",
     "gateway.console.middleware.StaticFiles",
@@ -204,6 +205,7 @@ SPECTACULAR_SETTINGS = {
     "VERSION": "1",
     "SERVE_PUBLIC": True,
     "SCHEMA_PATH_PREFIX": "/v1/organization",
+    "POSTPROCESSING_HOOKS": [],  # the library's own would give every closed list of words a made-up name
 }
 
 LOGGING = logs.configuration(is_json=os.environ.get("LOG_FORMAT") == "json", level=os.environ.get("LOG_LEVEL", "INFO"))

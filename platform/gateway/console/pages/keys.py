@@ -10,12 +10,14 @@ from django import forms
 from django.conf import settings
 from django.contrib import messages
 from django.core.exceptions import ValidationError
+from django.db.models import F
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.utils import timezone
 from django.views.decorators.cache import never_cache
 
 from gateway.console.pages.membership import Member, page
+from gateway.console.pages.paging import shown
 from scheduler_engine.policy import PriorityClass
 from tenants import services
 from tenants.models import CLASS_CHOICES, ROLE_CHOICES, ApiKey, Project
@@ -84,8 +86,11 @@ def keys(request: HttpRequest, me: Member) -> HttpResponse:
             role=Role(form.cleaned_data["role"]) if form.cleaned_data["role"] else None,
         )
         return _show_once(request, me, issued, "made")
-    found = ApiKey.objects.select_related("project").order_by("revoked_at", "-created_at")
-    return render(request, "console/keys.html", {"me": me, "keys": found, "form": form, "now": timezone.now()})
+    newest_first = ApiKey.objects.select_related("project").order_by(
+        F("revoked_at").desc(nulls_first=True), "-created_at"
+    )
+    context = {"me": me, "keys": shown(request, newest_first), "form": form, "now": timezone.now()}
+    return render(request, "console/keys.html", context)
 
 
 @never_cache
@@ -134,7 +139,7 @@ def projects(request: HttpRequest, me: Member) -> HttpResponse:
         else:
             messages.success(request, f"Project {form.cleaned_data['name']} is there.")
             return redirect("console-projects", slug=me.tenant.slug)
-    found = Project.objects.order_by("name")
+    found = shown(request, Project.objects.order_by("name"))
     return render(request, "console/projects.html", {"me": me, "projects": found, "form": form})
 
 

@@ -13,6 +13,7 @@ from django.urls import reverse
 from django.views.decorators.cache import never_cache
 
 from gateway.console.pages.membership import Member, page
+from gateway.console.pages.paging import shown
 from tenants import members
 from tenants.models import ROLE_CHOICES, AuditEvent, Invitation, Membership
 from tenants.roles import Capability, Role
@@ -44,8 +45,8 @@ def people(request: HttpRequest, me: Member) -> HttpResponse:
             link = _invite(request, me, form, role)
     context = {
         "me": me,
-        "members": Membership.objects.order_by("created_at"),
-        "invitations": Invitation.objects.filter(ended_at=None).order_by("-created_at"),
+        "members": shown(request, Membership.objects.order_by("created_at")),
+        "invitations": shown(request, Invitation.objects.filter(ended_at=None).order_by("-created_at"), "invited"),
         "form": form if not link else Offer(),
         "link": link,
         "roles": [value for value, _ in ROLE_CHOICES],

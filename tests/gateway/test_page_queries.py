@@ -1,0 +1,73 @@
+"""No page asks the database more for more rows, and none more than twelve times (P76)."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.db import connections
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+
+from benchmarks.pages import LIMITS, console_pages, furnish, operator_pages
+from billing import services as billing_services
+from gateway.console.pages.paging import SHOWN
+from tenants import services
+from tests.gateway.test_management_api import PRICES, House
+
+FEW, MORE = 3, 3 * SHOWN
+
+
+def queries_of(client: Client, paths: dict[str, str]) -> tuple[dict[str, int], dict[str, int]]:
+    """How many queries each page asks, and how many rows its longest table has."""
+    asked, rows = {}, {}
+    for name, path in paths.items():
+        with (
+            CaptureQueriesContext(connections["default"]) as open_,
+            CaptureQueriesContext(connections["tenant"]) as walled,
+        ):
+            answer = client.get(path)
+        assert answer.status_code == 200, (name, path)
+        asked[name] = len(open_) + len(walled)
+        rows[name] = max(
+            [table.count("<tr") for table in re.findall(r"(?s)<table.*?</table>", answer.content.decode())] or [0]
+        )
+    return asked, rows
+
+
+@pytest.fixture
+def house(transactional_db: None, valkey: str) -> House:
+    made = House("aurora", billing_services.set_prices(actor="tests", prices=PRICES).version)
+    services.create_tenant(actor="tests", slug="nova", name="Nova")
+    return made
+
+
+def test_no_page_asks_more_with_more_rows_nor_grows_without_bound(house: House) -> None:
+    person = User.objects.create_superuser("alice", "alice@x.example", "x")
+    client = Client()
+    client.force_login(person)
+    furnish(house.tenant, person, FEW)
+    paths = {**console_pages(house.tenant), **operator_pages()}
+    del paths["console"]  # with one tenant it leads there
+    client.get(paths["front"])
+    few, _ = queries_of(client, paths)
+    furnish(house.tenant, None, MORE)
+    more, rows = queries_of(client, paths)
+    assert {name: number for name, number in more.items() if number > LIMITS["queries"]} == {}
+    assert {name: (few[name], number) for name, number in more.items() if number > few[name]} == {}
+    assert {name: number for name, number in rows.items() if number > 2 * SHOWN + 1} == {}
+
+
+def test_a_long_list_is_walked_page_by_page_without_gap_or_repeat(house: House) -> None:
+    person = User.objects.create_user("alice", "alice@x.example", "x")
+    client: Any = Client()
+    client.force_login(person)
+    furnish(house.tenant, person, SHOWN + 1)
+    seen: list[str] = []
+    for number in ("0", "1", "2"):
+        page = client.get(f"/console/aurora/keys?page={number}").content.decode()
+        seen += re.findall(r'<th scope="row">(.*?)</th>', page)
+    assert sorted(seen) == sorted(["app", *(f"key {n}" for n in range(SHOWN + 1))])
+    assert client.get("/console/aurora/keys?page=x").status_code == 200
