@@ -30,10 +30,9 @@ def tenant(tenant_id: UUID) -> Iterator[None]:
     another's.
     """
     with transaction.atomic(using=ALIAS):
-        before = _current()
+        before = _enter(str(tenant_id))
         if before not in ("", str(tenant_id)):
             raise IsolationError("leave the other tenant first")
-        _set(str(tenant_id))
         token = _inside.set(True)
         try:
             yield
@@ -48,9 +47,14 @@ def alias() -> str:
     return ALIAS if _inside.get() else DEFAULT_DB_ALIAS
 
 
-def _current() -> str:
+def _enter(value: str) -> str:
+    """What the setting was before; of the two it is read first. A refusal's rollback takes the new value back."""
     with connections[ALIAS].cursor() as cursor:
-        cursor.execute("SELECT coalesce(current_setting(%s, true), '')", [SETTING])
+        cursor.execute(
+            "WITH before AS MATERIALIZED (SELECT coalesce(current_setting(%s, true), '') AS value)"
+            " SELECT value, set_config(%s, %s, true) FROM before",
+            [SETTING, SETTING, value],
+        )
         return str(cursor.fetchone()[0])
 
 

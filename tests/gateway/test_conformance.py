@@ -8,11 +8,12 @@ from typing import Any
 
 import openai
 import pytest
-from openai import OpenAI
+from openai import AsyncOpenAI, OpenAI
 
 from gateway.v1 import ROUTES
 from scheduler_engine.policy import PriorityClass, TenantClassPolicy
 from tenants import api_keys
+from tests.gateway.batches import test_surface as surface
 
 MODEL = "simulated"
 HI: list[Any] = [{"role": "user", "content": "Hi"}]
@@ -46,6 +47,27 @@ async def test_the_synchronous_client_reads_all_endpoints(world: Any) -> None:
         return [chat.choices[0].message.content or "", streamed, text, events[-1].response.output_text, helped]
 
     assert await in_thread(world, ask) == ["Hello, Aurora."] * 5
+
+
+@pytest.mark.parametrize("raw", [False, True], ids=["parsed", "raw"])
+@pytest.mark.parametrize("kind", [OpenAI, AsyncOpenAI])
+async def test_every_route_that_answers_is_read_strictly(world: Any, kind: Any, raw: bool) -> None:
+    """All the rest of the routes: tests/gateway/batches/test_surface.py, whose list is held to the router's."""
+    world.worker.step_s, world.worker.script.answer = 0.01, b"x" * 400  # still under way when it is cancelled
+    client = surface.whole(world.base_url, world.keys["aurora"], kind)
+    await surface.walk(surface.ANSWERS, client, raw=raw)
+
+
+async def test_the_synchronous_client_resumes_a_stream_and_reads_one_raw(world: Any) -> None:
+    def ask(client: OpenAI) -> list[Any]:
+        made = client.responses.create(model=MODEL, input="Hi", background=True)
+        whole = list(client.responses.retrieve(made.id, stream=True))
+        rest = list(client.responses.retrieve(made.id, stream=True, starting_after=5))
+        with client.chat.completions.with_streaming_response.create(model=MODEL, messages=HI, stream=True) as raw:
+            last = list(raw.iter_lines())[-2]
+        return [whole[6:] == rest, whole[-1].type, last]
+
+    assert await in_thread(world, ask) == [True, "response.completed", "data: [DONE]"]
 
 
 async def test_a_raw_answer_has_the_headers_of_the_protocol_and_exact_limits(world: Any) -> None:

@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from asgiref.sync import async_to_sync
 from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
@@ -125,6 +126,15 @@ def call(text: str | None, method: str, route: str, body: Any = None) -> Any:
     )
 
 
+def whole(answer: Any) -> bytes:
+    """The content, also of an answer that is sent in pieces."""
+
+    async def joined() -> bytes:
+        return b"".join([piece async for piece in answer])
+
+    return async_to_sync(joined)() if answer.streaming else bytes(answer.content)
+
+
 def error(answer: Any) -> dict[str, Any]:
     found: dict[str, Any] = answer.json()["error"]
     assert set(found) == {"message", "type", "param", "code"}
@@ -174,7 +184,7 @@ def test_no_list_shows_anything_of_another_tenant(houses: dict[str, House]) -> N
     foreign = houses["stranger"]
     for route in ("projects", "users", "invites", "statements", "audit_logs?limit=100", "usage/export"):
         answer = as_owner(houses["aurora"], "GET", route)
-        text = b"".join(answer) if answer.streaming else answer.content
+        text = whole(answer)
         assert b"stranger" not in text.lower()
         assert not [name for name, one in foreign.ids().items() if one.encode() in text]
 
@@ -341,11 +351,10 @@ def test_a_long_span_comes_in_pages_that_meet(aurora: House) -> None:
 def test_an_export_holds_every_operation_of_the_span(aurora: House) -> None:
     aurora.spend()
     answer = as_owner(aurora, "GET", "usage/export?format=csv")
-    rows = list(csv.DictReader(io.StringIO(b"".join(answer).decode())))
+    rows = list(csv.DictReader(io.StringIO(whole(answer).decode())))
     assert [int(row["cost_micros"]) for row in rows] == [7, 7]
-    events = [
-        json.loads(line) for line in b"".join(as_owner(aurora, "GET", "usage/export?format=cloudevents")).splitlines()
-    ]
+    answer = as_owner(aurora, "GET", "usage/export?format=cloudevents")
+    events = [json.loads(line) for line in whole(answer).splitlines()]
     assert {event["subject"] for event in events} == {str(aurora.tenant.id)}
 
 

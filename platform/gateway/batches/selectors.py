@@ -48,9 +48,14 @@ def batch(tenant_id: UUID, batch_id: UUID) -> Batch | None:
         return Batch.objects.using(ALIAS).filter(id=batch_id).first()
 
 
+def newest_batches(*, limit: int, after: UUID | None) -> Page[Batch]:
+    """Of the tenant in force."""
+    return _page(Batch.objects.using(ALIAS).all(), limit, after, newest_first=True)
+
+
 def batches(tenant_id: UUID, *, limit: int, after: UUID | None) -> Page[Batch]:
     with tenant(tenant_id):
-        return _page(Batch.objects.using(ALIAS).all(), limit, after, newest_first=True)
+        return newest_batches(limit=limit, after=after)
 
 
 def _page(rows: QuerySet[Row], limit: int, after: UUID | None, newest_first: bool) -> Page[Row]:
