@@ -311,8 +311,12 @@ async def _size(client: Any, path: str, sizes: dict[str, int]) -> int:
 @asynccontextmanager
 async def _live(num: int, tenant_id: str) -> AsyncIterator[None]:
     """Workers that say they have so many requests, half of them this tenant's, over a real Bus."""
+    import redis
+
     from gateway.loads import loads
+    from wire.codec import encode_load
     from wire.redis_bus import RedisGatewayBus, RedisWorkerBus
+    from wire.redis_keys import Keys
 
     url = os.environ["REDIS_URL"]
     workers = [RedisWorkerBus(url, f"worker-{n}") for n in range(-(-num // ROWS_A_WORKER))]
@@ -320,21 +324,18 @@ async def _live(num: int, tenant_id: str) -> AsyncIterator[None]:
         worker.open()
     bus = RedisGatewayBus(url, "bench")
     await bus.open()
-
-    async def say_on() -> None:
-        while True:
-            for index, worker in enumerate(workers):
-                rows = min(ROWS_A_WORKER, num - index * ROWS_A_WORKER)
-                worker.publish_load(_snapshot(worker.worker_id, worker.epoch, rows, tenant_id))
-            await asyncio.sleep(1)
-
-    saying = asyncio.create_task(say_on())
-    await asyncio.sleep(0.1)
+    with redis.Redis.from_url(url) as client:
+        for index, worker in enumerate(workers):
+            rows = min(ROWS_A_WORKER, num - index * ROWS_A_WORKER)
+            body = encode_load(_snapshot(worker.worker_id, worker.epoch, rows, tenant_id))
+            client.set(Keys().load(worker.worker_id), body)  # for good: nobody says it again four times a second
     loads.read_from(bus.loads)
+    said = sum(len(load.board) for load in await bus.loads())
+    if said != num:
+        raise RuntimeError(f"{said} live requests are said, not {num}")
     try:
         yield
     finally:
-        saying.cancel()
         loads.read_from(None)
         await bus.close()
         for worker in workers:

@@ -244,4 +244,4 @@ class AuditLog(View):
                 raise exceptions.ValidationError({"after": ["must be the id of an event"]})
             events = events.filter(id__lt=min(int(after), 2**63 - 1))
         limit = limit_of(request)
-        return Response(listed(EventShape(events[: limit + 1], many=True).data, limit))
+        return Response(listed(EventShape, list(events[: limit + 1]), limit))

@@ -60,6 +60,6 @@ class ManagementSchema(AutoSchema):
     def get_operation_id(self) -> str:
         return f"{_VERBS[self.method]}_{type(self.view).__name__}"
 
-    def get_description(self) -> str:
+    def get_description(self) -> str:  # type: ignore[override]  # as the library's own AutoSchema has it
         handler = getattr(self.view, self.method.lower(), None)
         return (getattr(handler, "__doc__", None) or vars(type(self.view)).get("__doc__") or "").strip()

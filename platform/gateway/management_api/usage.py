@@ -19,7 +19,7 @@ from rest_framework.response import Response
 from billing import documents
 from billing.models import Statement, UsageRequest
 from billing.usage import Bucket, Filter, Group, Sums, Width, buckets
-from gateway.downloads import pieces, spooled
+from gateway.downloads import Pieces, spooled
 from gateway.management_api.schema import PAGED, Refusal, answers, query
 from gateway.management_api.shapes import (
     CostResult,
@@ -105,7 +105,7 @@ class Export(View):
         starts_at, ends_at = _span(request, timezone.now(), timedelta(days=1))
         lines = _lines(shape, self.principal.tenant_id, starts_at, ends_at)
         content_type = "text/csv; charset=utf-8" if shape == "csv" else "application/x-ndjson"
-        return StreamingHttpResponse(pieces(spooled(lines)), content_type=content_type)
+        return StreamingHttpResponse(Pieces(spooled(lines)), content_type=content_type)
 
 
 class Statements(View):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 from uuid import UUID
 
@@ -72,12 +72,12 @@ def page(request: Request, rows: QuerySet[Any], shape: type[Shape], moment: str 
         as_old = {moment: getattr(last, moment), "pk__lt": last.pk}
         rows = rows.filter(Q(**older) | Q(**as_old))
     found = list(rows.order_by(f"-{moment}", "-pk")[: limit + 1])
-    return Response(listed(shape(found, many=True).data, limit))
+    return Response(listed(shape, found, limit))
 
 
-def listed(found: Sequence[Mapping[str, Any]], limit: int) -> dict[str, Any]:
+def listed(shape: type[Shape], found: Sequence[Any], limit: int) -> dict[str, Any]:
     """OpenAI's list shape over rows of which one too many was read, where there are more."""
-    shown = found[:limit]
+    shown: Any = shape(found[:limit], many=True).data
     return {
         "object": "list",
         "data": shown,

@@ -29,7 +29,7 @@ from gateway.batches.models import Batch
 from gateway.batches.services import ENDPOINTS, FILE_LIFETIME_S, NewFile, Owner, TenantStorageFull, WrongState
 from gateway.batches.storage import ContentLost, Storage, StorageFull
 from gateway.console.pages.membership import Member, page
-from gateway.downloads import pieces
+from gateway.downloads import Pieces
 from gateway.v1.files import plain_name
 from tenants.isolation import ALIAS
 from tenants.models import ApiKey
@@ -160,7 +160,7 @@ def file(request: HttpRequest, me: Member, file_id: uuid.UUID) -> StreamingHttpR
         "Content-Encoding": "identity",  # else it would be packed on its way, and its length not told
         "Content-Disposition": f"attachment; filename*=UTF-8''{quote(row.filename, safe='')}",
     }
-    return StreamingHttpResponse(pieces(content), content_type="application/octet-stream", headers=headers)
+    return StreamingHttpResponse(Pieces(content), content_type="application/octet-stream", headers=headers)
 
 
 def _make(me: Member, form: NewBatch) -> Batch | None:
