@@ -274,6 +274,7 @@ def test_bad_input_is_refused_by_name(aurora: House, method: str, route: str, bo
     [
         ("GET", "nonsense", None, 404),
         ("GET", "projects/nonsense", None, 404),
+        ("GET", "projects/non%0Asense", None, 404),
         ("PUT", "projects", {}, 405),
         ("POST", "nonsense", {}, 404),
         ("DELETE", "nonsense", None, 404),

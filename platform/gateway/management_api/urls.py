@@ -22,5 +22,5 @@ urlpatterns = [
     path("statements", usage.Statements.as_view()),
     path("statements/<uuid:statement_id>", usage.OneStatement.as_view()),
     path("schema", SpectacularJSONAPIView.as_view(authentication_classes=[], permission_classes=[]), name="schema"),
-    re_path(r"^(?P<path>.*)$", errors.not_found),
+    re_path(r"^(?P<path>(?s:.*))\Z", errors.not_found),  # line ends too
 ]
