@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gpu_worker.config import ConfigError, starting_policy
+from gpu_worker.config import ConfigError, positive, starting_policy
 from gpu_worker.outage import say
 from gpu_worker.replay.checkpoint import fingerprint
 from gpu_worker.replay.record_log import LogError, LogFile, Stepped, log_files
 from gpu_worker.replay.rerun import Diverged, Listener, replay
-from gpu_worker.replay.what_if import comparison, what_if
+from gpu_worker.replay.what_if import DRAWS, comparison, what_if
 from scheduler_engine.events import StepEvents
 from scheduler_engine.explain import Explanation
 from scheduler_engine.plan import StepPlan
@@ -130,6 +130,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("log", type=Path, metavar="LOG", help="a recorded log, or the folder that a worker records to")
     parser.add_argument("--explain", metavar="REQUEST", help="why this request waited")
     parser.add_argument("--policy", type=Path, metavar="FILE", help="what the traffic would have met under this policy")
+    parser.add_argument(
+        "--draws", type=positive, default=DRAWS, metavar="N", help=f"of the noise, with --policy (default: {DRAWS})"
+    )
+    parser.add_argument("--seconds", type=positive, metavar="S", help="begin no further draw after this long")
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     parser.add_argument("--progress", action="store_true", help="a line of JSON on stderr for each percent done")
     found = parser.parse_args(arguments)
@@ -143,7 +147,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             result = _replay(files, found.explain, bar)
             text = _told(result)
         else:
-            result = what_if(files, starting_policy(found.policy, gpu_classes()), progress=bar.show)
+            policy = starting_policy(found.policy, gpu_classes())
+            result = what_if(files, policy, draws=found.draws, seconds=found.seconds, progress=bar.show)
             text = comparison(result)
     except Diverged as error:
         bar.clear()

@@ -5,6 +5,7 @@ Knows sums over plans and measured lengths; refuses to know requests. Floats are
 
 from __future__ import annotations
 
+import random
 from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -13,7 +14,7 @@ from scheduler_engine.cost import CostConstants
 from scheduler_engine.plan import StepPlan
 
 _PRIOR = 1e-4  # weight of the calibrated constants against one step's worth of evidence
-_BLOCK = 32  # steps whose noise is exchanged among them
+_BLOCK = 32  # steps whose noise is shuffled among them
 _LEAST_RATIO, _MOST_RATIO = 0.05, 20.0
 
 
@@ -115,19 +116,25 @@ def _solved(matrix: list[list[float]]) -> list[float]:
 class Weather:
     """What the device did beyond the model, by time: measured over predicted, of each recorded step.
 
-    A step that might have been takes the factor of a recorded step some 16 steps away from its own moment: slow
-    minutes stay slow and noise stays noise, and a run of the recorded policy does not get back the very noise that it
-    is measured against.
+    A step that might have been takes the factor of one of the 32 recorded steps that its moment lies among, none twice
+    before all of them had their turn, in an order that each ``draw`` shuffles anew. Slow minutes stay slow, noise stays
+    noise, and a run of the recorded policy does not get back the very noise that it is measured against. Not one fixed
+    factor for each moment: a quick step would end at a moment that has the same one again, a slow step would jump over
+    the next, and the device would seem quicker than it was.
     """
 
-    def __init__(self, began_us: Sequence[int], ratios: Sequence[float]) -> None:
+    def __init__(self, began_us: Sequence[int], ratios: Sequence[float], draw: int = 0) -> None:
         self._began_us = began_us
         self._ratios = [min(_MOST_RATIO, max(_LEAST_RATIO, ratio)) for ratio in ratios]
+        self._random = random.Random(draw)
+        self._block = -1
+        self._left: list[float] = []  # of the block, in the order of their turns from the end
 
     def at(self, now_us: int) -> float:
         if not self._ratios:
             return 1.0
-        index = max(0, bisect_right(self._began_us, now_us) - 1)
-        block = index // _BLOCK * _BLOCK
-        size = min(_BLOCK, len(self._ratios) - block)
-        return self._ratios[block + (index - block + size // 2) % size]
+        block = max(0, bisect_right(self._began_us, now_us) - 1) // _BLOCK
+        if block != self._block or not self._left:
+            self._block, self._left = block, self._ratios[block * _BLOCK : (block + 1) * _BLOCK]
+            self._random.shuffle(self._left)
+        return self._left.pop()

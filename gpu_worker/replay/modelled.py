@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gpu_worker.replay.fitting import load_of
+from gpu_worker.replay.fitting import Weather, load_of
 from gpu_worker.replay.reality import Reality
 from gpu_worker.replay.record_log import Boot, Policy, Submitted
 from gpu_worker.replay.rerun import request_of, tell
@@ -26,7 +26,9 @@ class ModelledRun:
     tenant's in their class, or as they were allowed to be.
     """
 
-    def __init__(self, boot: Boot, engine: Scheduler, reality: Reality, policy: PolicySnapshot | None) -> None:
+    def __init__(
+        self, boot: Boot, engine: Scheduler, reality: Reality, policy: PolicySnapshot | None, weather: Weather
+    ) -> None:
         self.tally = Tally()
         self.num_assumed = 0  # requests whose length had to be assumed
         self._engine = engine
@@ -34,8 +36,8 @@ class ModelledRun:
             self._engine.set_policy(policy)
         self._inputs = [each for each in reality.inputs if policy is None or not isinstance(each.entry, Policy)]
         self._lengths = dict(reality.tally.lengths)
-        self._typical = reality.typical_lengths()
-        self._model, self._weather = reality.model, reality.weather()
+        self._typical = reality.typical_lengths
+        self._model, self._weather = reality.model, weather
         busy = max(1, reality.tally.num_steps)
         self._within_us, self._between_us = reality.within_us // busy, reality.between_us // busy
         self._until_us = reality.tally.ended_us

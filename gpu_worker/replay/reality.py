@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from gpu_worker.replay.fitting import Load, StepModel, Weather, load_of
@@ -26,7 +27,9 @@ class Moment:
 
 
 class Reality(Listener):
-    """What really happened, and all that a run that might have been needs of it."""
+    """What really happened, and all that a run that might have been needs of it: once the log has been replayed and
+    the model fitted.
+    """
 
     def __init__(self, cost: CostConstants, bytes_per_block: int) -> None:
         self.tally = Tally()
@@ -73,13 +76,17 @@ class Reality(Listener):
         if self._result is not None:
             self.tally.stepped(plan, self._result, events, engine, entry.planned_us, entry.applied_us)
 
-    def weather(self) -> Weather:
-        ratios = [
+    def weather(self, draw: int) -> Weather:
+        return Weather(self.began_us, self._ratios, draw)
+
+    @functools.cached_property
+    def _ratios(self) -> list[float]:
+        return [
             duration_us / max(1.0, self.model.predict_us(load))
             for load, duration_us in zip(self.loads, self.durations_us, strict=True)
         ]
-        return Weather(self.began_us, ratios)
 
+    @functools.cached_property
     def typical_lengths(self) -> dict[tuple[PriorityClass, str], int]:
         """Median output of a tenant in a class, over those that came to their own end."""
         found: dict[tuple[PriorityClass, str], list[int]] = {}

@@ -2,11 +2,13 @@
 fitted model.
 
 Imports neither torch nor Django, so that a gateway may run it as a process. Its own error is part of the answer: the
-recorded policy, run with the model, against what happened.
+recorded policy, run with the model, against what happened; and how far draws of the day's noise lie apart.
 """
 
 from __future__ import annotations
 
+import functools
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,11 @@ from gpu_worker.replay.modelled import ModelledRun
 from gpu_worker.replay.reality import Reality
 from gpu_worker.replay.record_log import LogFile, log_files
 from gpu_worker.replay.rerun import engine_of, replay
+from gpu_worker.replay.spread import middle
 from scheduler_engine.cost import CostConstants
 from scheduler_engine.policy import PolicySnapshot, snapshot_to_dict
+
+DRAWS = 5
 
 Progress = Callable[[str, float], None]  # what is being done, and how much of all is done, from 0 to 1
 
@@ -28,51 +33,68 @@ class Stopped(Exception):
 
 def what_if(
     log: Path | Sequence[LogFile],
-    policy: PolicySnapshot,
+    policy: PolicySnapshot | None,
     *,
+    draws: int = DRAWS,
+    seconds: float | None = None,
     progress: Progress = lambda doing, done: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
-    """Three runs of one log as plain data: ``happened``, ``model`` (the recorded policy, with the model's step times)
-    and ``what_if``; ``error_percent`` is the model against what happened when the log ends. The two that might have
-    been then run on without new traffic, so that whoever waits long is seen to; rates count up to the log's end.
+    """Runs of one log as plain data: ``happened``, ``model`` (the recorded policy, with the model's step times) and
+    ``what_if``; ``error_percent`` is the model against what happened when the log ends. Runs that might have been then
+    run on without new traffic, so that whoever waits long is seen to; rates count up to the log's end.
+
+    ``model`` and ``what_if`` are medians over ``draws`` of the noise of the steps, the same for both, with the least
+    and the most of them as ``spread``. No draw but the first is begun after ``seconds``. Without a policy there is no
+    ``what_if``: only the error is asked for.
 
     Raises LogError for a log that cannot be used, Diverged where this engine does not decide as the log's did, Stopped
     once ``should_stop`` says so (asked with every report of progress).
     """
+    began_s = time.monotonic()
+    policies = [None] if policy is None else [None, policy]
+    num_runs, num_done = 1 + draws * len(policies), 0
 
-    def show(doing: str, begin: float, part: float, done: float) -> None:
+    def show(doing: str, done: float) -> None:
         if should_stop():
             raise Stopped
-        progress(doing, begin + part * min(1.0, done))
+        progress(doing, (num_done + min(1.0, done)) / num_runs)
 
     files = log_files(log) if isinstance(log, Path) else log
     boot = files[0].boot()
-    cost = CostConstants(**boot.cost)
-    reality = Reality(cost, int(boot.config["bytes_per_block"]))
-    replay(files, reality, lambda done, total: show("replaying what happened", 0.0, 0.3, done / max(1, total)))
+    reality = Reality(CostConstants(**boot.cost), int(boot.config["bytes_per_block"]))
+    replay(files, reality, lambda done, total: show("replaying what happened", done / max(1, total)))
     reality.model.fit()
-    unchanged = ModelledRun(boot, engine_of(boot, files[0]), reality, None)
-    unchanged.run(lambda done: show("the same policy with modelled step times", 0.3, 0.35, done))
-    happened = reality.tally.report()
-    errors = _errors(happened, unchanged.tally.report())
-    changed = ModelledRun(boot, engine_of(boot, files[0]), reality, policy)
-    changed.run(lambda done: show("the other policy", 0.65, 0.35, done))
+    at_the_end: list[dict[str, Any]] = []
+    reports: list[list[dict[str, Any]]] = [[] for _ in policies]
+    for draw in range(draws):
+        if draw and seconds is not None and time.monotonic() - began_s > seconds:
+            break
+        for each, found in zip(policies, reports, strict=True):
+            num_done += 1
+            doing = "the same policy with modelled step times" if each is None else "the other policy"
+            run = ModelledRun(boot, engine_of(boot, files[0]), reality, each, reality.weather(draw))
+            run.run(functools.partial(show, doing))
+            if each is None:
+                at_the_end.append(run.tally.report())
+            found.append(run.run_on().report())
     progress("done", 1.0)
+    happened = reality.tally.report()
     return {
         "log": [str(file.path) for file in files],
-        "policy": snapshot_to_dict(policy),
+        "policy": None if policy is None else snapshot_to_dict(policy),
+        "draws": len(at_the_end),
         "happened": happened,
-        "model": unchanged.run_on().report(),
-        "what_if": changed.run_on().report(),
-        "error_percent": errors,
-        "assumed_lengths": changed.num_assumed,
+        "model": middle(reports[0]),
+        "what_if": None if policy is None else middle(reports[-1]),
+        "error_percent": _errors(happened, middle(at_the_end)),
+        "assumed_lengths": run.num_assumed,
         "step_model_us": dict(zip(Load._fields, (round(us, 6) for us in reality.model.microseconds), strict=True)),
     }
 
 
 def _errors(happened: dict[str, Any], model: dict[str, Any]) -> dict[str, dict[str, float | None]]:
-    """Of the model, class by class, in percent of what happened."""
+    """Of the model, class by class, in percent of what happened; None where nothing happened, or too little to say."""
     errors: dict[str, dict[str, float | None]] = {}
     for label, real in happened["classes"].items():
         made = model["classes"].get(label)
@@ -81,6 +103,7 @@ def _errors(happened: dict[str, Any], model: dict[str, Any]) -> dict[str, dict[s
                 "ttft_p50": _percent(real["ttft_ms"]["p50"], made["ttft_ms"]["p50"]),
                 "ttft_p99": _percent(real["ttft_ms"]["p99"], made["ttft_ms"]["p99"]),
                 "tokens_per_s": _percent(real["tokens_per_s"], made["tokens_per_s"]),
+                "fairness_gap": _percent(happened["fairness_gap_ms"][label], model["fairness_gap_ms"].get(label)),
             }
     return errors
 
@@ -90,20 +113,28 @@ def _percent(real: float | None, made: float | None) -> float | None:
 
 
 def comparison(result: dict[str, Any]) -> str:
-    """The three runs side by side, for a person: classes, then tenants."""
+    """The three side by side, for a person: classes, then tenants."""
     runs = [("happened", result["happened"]), ("model", result["model"]), ("what if", result["what_if"])]
     columns = ("requests", 9), ("done", 7), ("refused", 8), ("open", 6), ("TTFT p50", 13), ("p99", 13)
-    lines = [" " * 26 + "".join(f"{name:>{width}}" for name, width in (*columns, ("tokens/s", 10), ("preempted", 10)))]
+    more = ("p99 of the draws", 24), ("tokens/s", 10), ("preempted", 10)
+    lines = [" " * 26 + "".join(f"{name:>{width}}" for name, width in (*columns, *more))]
     for kind in ("classes", "tenants"):
         for name in dict.fromkeys(name for _, run in runs for name in run[kind]):
             lines.append(name)
             lines += [f"  {label:<24}{_cells(run[kind][name])}" for label, run in runs if name in run[kind]]
     for label, run in runs:
-        gaps = ", ".join(f"{name} {_ms(gap)}" for name, gap in run["fairness_gap_ms"].items())
-        lines.append(f"fairness gap, {label}: {gaps or '-'}")
+        spreads = run.get("fairness_gap_spread_ms", {})
+        gaps = [f"{name} {_ms(gap)}{_between(spreads.get(name))}" for name, gap in run["fairness_gap_ms"].items()]
+        lines.append(f"fairness gap, {label}: {', '.join(gaps) or '-'}")
     for name, errors in result["error_percent"].items():
         told = ", ".join(f"{what} {'-' if percent is None else f'{percent:+} %'}" for what, percent in errors.items())
         lines.append(f"error of the model, {name}: {told}")
+    draws = result["draws"]
+    if draws > 1:
+        lines.append(
+            f"model and what if: medians of {draws} draws of the noise of the steps (least … most); by chance alone, "
+            f"{200 / (draws + 1):.0f} in 100 days lie outside of such a range"
+        )
     if result["assumed_lengths"]:
         lines.append(f"{result['assumed_lengths']} requests never came to their own end: their length is assumed")
     return "\n".join(lines)
@@ -111,10 +142,16 @@ def comparison(result: dict[str, Any]) -> str:
 
 def _cells(row: dict[str, Any]) -> str:
     ttft, preempted = row["ttft_ms"], sum(row["preemptions"].values())
+    tail = "too few" if ttft["p99"] is None and ttft["p50"] is not None else _ms(ttft["p99"])
     return (
         f"{row['requests']:>9}{row['completed']:>7}{sum(row['refused'].values()):>8}{row['open']:>6}"
-        f"{_ms(ttft['p50']):>13}{_ms(ttft['p99']):>13}{row['tokens_per_s']:>10}{preempted:>10}"
+        f"{_ms(ttft['p50']):>13}{tail:>13}{_between(row.get('spread', {}).get('ttft_p99')):>24}"
+        f"{row['tokens_per_s']:>10}{preempted:>10}"
     )
+
+
+def _between(spread: list[float] | None) -> str:
+    return "" if spread is None else f" ({spread[0]:,.0f} … {spread[1]:,.0f})"
 
 
 def _ms(value: float | None) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from gpu_worker.simulated import DeviceProfile
+from gpu_worker.simulation.ceiling import batch_ceiling
 from gpu_worker.simulation.clients import View, quantiles_ms
 from gpu_worker.simulation.report import report
 from gpu_worker.simulation.run import Outcome, Simulation
@@ -96,7 +97,7 @@ class Comparison:
         """Chats beside batch, against chats alone and batch alone."""
         chats = self.whole.clients.of_class(INTERACTIVE)
         alone = self._simulate(only(self._arrivals, INTERACTIVE.label)).clients.of_class(INTERACTIVE)
-        batch = self._simulate(only(self._arrivals, BATCH.label)).timeline
+        batch = self._simulate(only(self._arrivals, BATCH.label))
         ttft_ms, alone_ms = _p99_ms(chats), _p99_ms(alone)
         has_targets = self.story.has_targets
         yield Figure("interactive TTFT p99, ms", ttft_ms, at_most=500 if has_targets else None)
@@ -104,8 +105,24 @@ class Comparison:
         yield Figure("times alone", _ratio(ttft_ms, alone_ms), at_most=2.5 if has_targets else None)
         yield Figure("interactive ITL p99, ms", quantiles_ms(chats.gaps)["p99"], at_most=50 if has_targets else None)
         window = self._window_us()
-        share = _ratio(self.whole.timeline.work_us(BATCH, *window), batch.work_us(BATCH, *window))
+        share = _ratio(self.whole.timeline.work_us(BATCH, *window), batch.timeline.work_us(BATCH, *window))
         yield Figure("batch work, share of batch alone", share, at_least=0.9 if has_targets else None)
+        yield Figure("the most that such gaps leave, by the cost model", self._ceiling(batch))
+
+    def _ceiling(self, batch: Outcome) -> float | None:
+        """None for chats that promise no gap between tokens."""
+        gap_ms = self._policy.classes[INTERACTIVE].tbt_target_ms
+        if gap_ms is None:
+            return None
+        found = batch_ceiling(
+            only(self._arrivals, INTERACTIVE.label),
+            self.whole.timeline,
+            batch.timeline,
+            base_us=self._device.cost.base_ns // 1_000,
+            gap_us=gap_ms * 1_000,
+            end_us=min(self._window_us()[1], self.whole.virtual_us),
+        )
+        return None if found is None else round(found, 3)
 
     def _loud_tenant(self, loud: str) -> Iterator[Figure]:
         """The others of its class without it; and the same work as if it were one tenant's, which isolates nobody."""

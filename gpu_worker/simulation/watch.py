@@ -16,6 +16,8 @@ from scheduler_engine.plan import StepPlan, StepResult
 from scheduler_engine.policy import PriorityClass
 from scheduler_engine.request import RequestId
 
+_FEW = 16  # tenants: 120 pairs
+
 
 class Watcher(Protocol):
     """Is told of every step that an executor did, and of every request that has ended."""
@@ -119,19 +121,25 @@ class FairnessGap:
     """How far service of two tenants of a class drifts apart while both have somebody waiting.
 
     Always: ``largest_us[class]`` is the largest difference, over any stretch of time in which two tenants waited
-    without a break, between what the one and the other were charged in it, each divided by its weight.
+    without a break, between what the one and the other were charged in it, each divided by its weight. While more than
+    16 tenants of a class wait, they are compared in every 16th look only.
     """
 
     def __init__(self) -> None:
         self.largest_us = dict.fromkeys(PriorityClass, 0)
+        self._skip = dict.fromkeys(PriorityClass, 0)
         self._drifts: dict[PriorityClass, dict[tuple[str, str], tuple[int, int]]] = {
             priority_class: {} for priority_class in PriorityClass
         }
 
     def look(self, scheduler: Services) -> None:
-        """Between two steps. O(tenants waiting, squared)."""
+        """Between two steps, after each. O(tenants waiting, squared)."""
         for priority_class in PriorityClass:
+            if self._skip[priority_class]:
+                self._skip[priority_class] -= 1
+                continue
             services = scheduler.waiting_services(priority_class)
+            self._skip[priority_class] = 0 if len(services) <= _FEW else _FEW - 1
             before = self._drifts[priority_class]
             if len(services) < 2:
                 before.clear()

@@ -24,6 +24,7 @@ from wire.redis_keys import Keys
 
 KEPT_S = 3_600
 LIMIT_S = 120
+DRAWS_S = 40  # no further draw of the noise is begun after this long: each takes as long as the first did
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ class Previews:
             command = [sys.executable, "-m", "gpu_worker.replay", str(folder), "--policy", str(policy)]
             with (Path(scratch) / "out").open("w+", encoding="utf-8") as out:  # a pipe that nobody reads would fill
                 process = subprocess.Popen(
-                    [*command, "--json", "--progress"],
+                    [*command, "--json", "--progress", f"--seconds={DRAWS_S}"],
                     cwd=settings.BASE_DIR,
                     stdout=out,
                     stderr=subprocess.PIPE,

@@ -12,7 +12,17 @@ import pytest
 from gpu_worker.replay import checkpoint, prefix_names, record_log
 from gpu_worker.replay.log_writer import LogWriter
 from gpu_worker.replay.prefix_names import PrefixNames, names_of, runs_of
-from gpu_worker.replay.record_log import Boot, Closed, Entry, LogError, LogFile, Stepped, Submitted, log_files
+from gpu_worker.replay.record_log import (
+    Boot,
+    Closed,
+    Entry,
+    LogError,
+    LogFile,
+    ServedElsewhere,
+    Stepped,
+    Submitted,
+    log_files,
+)
 from gpu_worker.replay.recording import Origin, RecordingScheduler
 from gpu_worker.replay.rerun import Diverged, Listener, entries_of, replay
 from scheduler_engine.events import StepEvents
@@ -288,6 +298,15 @@ def test_the_last_entry_of_a_log_says_that_it_is_whole(log: Path) -> None:
     last = list(entries_of([LogFile(log)]))[-1]
     assert isinstance(last, Closed)
     assert last.is_end
+
+
+def test_what_other_workers_served_is_in_the_log_and_without_it_decisions_are_others(log: Path, tmp_path: Path) -> None:
+    entries = list(entries_of([LogFile(log)]))
+    told = [entry for entry in entries if isinstance(entry, ServedElsewhere)]
+    assert told
+    without = rewrite(tmp_path / "without.rlog", [entry for entry in entries if entry not in told])
+    with pytest.raises(Diverged):
+        replay([LogFile(without)])
 
 
 @pytest.mark.soak

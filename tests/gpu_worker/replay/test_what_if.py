@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import subprocess
@@ -12,24 +13,24 @@ from typing import Any
 
 import pytest
 
+from benchmarks.what_if import arrivals, asked, summary
 from gpu_worker.replay.command import main
 from gpu_worker.replay.fitting import Load, StepModel, Weather
 from gpu_worker.replay.recording import recorded_engine
 from gpu_worker.replay.rerun import Diverged
-from gpu_worker.replay.what_if import Stopped, what_if
+from gpu_worker.replay.tally import LEAST_FOR_A_TAIL
+from gpu_worker.replay.what_if import Stopped, comparison, what_if
 from gpu_worker.simulated import DEVICES
 from gpu_worker.simulation.clients import quantiles_ms
 from gpu_worker.simulation.run import Outcome, Simulation
-from gpu_worker.simulation.traffic import SECOND_US, Arrival, submit_of
 from scheduler_engine.policy import PolicySnapshot, PriorityClass, gpu_classes, snapshot_to_dict
 from scheduler_engine.scheduler import Scheduler
 from tests.gpu_worker.replay.test_replay import recorded
-from wire.messages import Submit
 
 DEVICE = DEVICES["h200-8b"]
 SAME = PolicySnapshot(version=2, classes=gpu_classes())
 MOST_PERCENT = 15
-MOST_OF_A_TAIL_PERCENT = 35  # the 99th of a hundred chats; 15 is wanted and missed (docs/performance.md)
+MOST_OF_A_SHORT_TAIL_PERCENT = 35  # the third slowest of 270 chats is luck; the soak test below asks of more of them
 
 
 def policy(**batch: Any) -> PolicySnapshot:
@@ -37,30 +38,17 @@ def policy(**batch: Any) -> PolicySnapshot:
     return PolicySnapshot(version=2, classes=(interactive, default, replace(lowest, **batch)))
 
 
-def arrivals(seed: int) -> list[Arrival]:
-    """30 seconds: Bulk's batches lie there, and Aurora and Nova chat."""
-    rng = random.Random(seed)
-    found = [
-        Arrival(0, ask(rng, f"bulk-{i}", "bulk", PriorityClass.BATCH, 64 * rng.randint(16, 48))) for i in range(60)
-    ]
-    at_us = SECOND_US
-    while at_us < 30 * SECOND_US:
-        at_us += round(rng.expovariate(1 / (SECOND_US // 14)))
-        tenant_id = rng.choice(("aurora", "nova"))
-        chat = ask(rng, f"chat-{len(found)}", tenant_id, PriorityClass.INTERACTIVE, 32 * rng.randint(1, 40))
-        found.append(Arrival(at_us, chat))
-    return found
-
-
-def ask(rng: random.Random, name: str, tenant_id: str, priority_class: PriorityClass, prompt_tokens: int) -> Submit:
-    output = 200 if priority_class is PriorityClass.BATCH else 8 * rng.randint(2, 12)
-    return submit_of(name, tenant_id, priority_class, prompt_tokens=prompt_tokens, max_tokens=output)
-
-
-def record(folder: Path, *, seed: int, policy: PolicySnapshot | None = None) -> Outcome:
+def record(
+    folder: Path, *, seed: int, policy: PolicySnapshot | None = None, seconds: int = 20, noise_percent: int = 25
+) -> Outcome:
     with recorded_engine(folder, "h200-8b") as make_engine:
         simulation = Simulation(
-            DEVICE, arrivals(1), policy=policy, noise_percent=25, seed=seed, make_engine=make_engine
+            DEVICE,
+            arrivals(1, seconds),
+            policy=policy,
+            noise_percent=noise_percent,
+            seed=seed,
+            make_engine=make_engine,
         )
         return simulation.run()
 
@@ -86,17 +74,65 @@ def small_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def unchanged(log: Path) -> dict[str, Any]:
-    return what_if(log, SAME)
+    return what_if(log, SAME, draws=2)
 
 
 def test_the_error_on_a_noisy_device_is_small(unchanged: dict[str, Any]) -> None:  # S164
     errors = unchanged["error_percent"]
     assert set(errors) == {"interactive", "batch"}
     assert abs(errors["interactive"]["ttft_p50"]) <= MOST_PERCENT
-    assert abs(errors["interactive"]["ttft_p99"]) <= MOST_OF_A_TAIL_PERCENT
-    assert abs(errors["batch"]["ttft_p99"]) <= MOST_PERCENT
+    assert abs(errors["interactive"]["ttft_p99"]) <= MOST_OF_A_SHORT_TAIL_PERCENT
+    assert abs(errors["batch"]["ttft_p50"]) <= MOST_PERCENT
     assert abs(errors["batch"]["tokens_per_s"]) <= MOST_PERCENT
     assert unchanged["what_if"] == unchanged["model"]
+
+
+def test_draws_of_the_noise_differ_and_the_answer_names_the_least_and_the_most_of_them(
+    unchanged: dict[str, Any],
+) -> None:
+    chats = unchanged["model"]["classes"]["interactive"]
+    least, most = chats["spread"]["ttft_p99"]
+    assert unchanged["draws"] == 2
+    assert least < most
+    assert least <= chats["ttft_ms"]["p99"] <= most
+    assert f"({least:,.0f} … {most:,.0f})" in comparison(unchanged)
+    assert "medians of 2 draws" in comparison(unchanged)
+
+
+def test_of_fewer_than_a_hundred_there_is_no_99th_percentile(unchanged: dict[str, Any]) -> None:
+    for run in ("happened", "model", "what_if"):
+        batch = unchanged[run]["classes"]["batch"]
+        assert batch["completed"] == 40
+        assert batch["ttft_ms"]["p99"] is None
+        assert batch["ttft_ms"]["p50"] > 0
+    assert unchanged["error_percent"]["batch"]["ttft_p99"] is None
+    assert "too few" in comparison(unchanged)
+
+
+def test_no_further_draw_is_begun_when_the_time_is_up(small_log: Path) -> None:
+    assert what_if(small_log, SAME, draws=3, seconds=0)["draws"] == 1
+
+
+def test_without_noise_the_recorded_policy_meets_again_what_it_met(tmp_path: Path) -> None:
+    """The fairness gap too: the one that the device had after each of its steps."""
+    outcome = record(tmp_path, seed=1, seconds=8, noise_percent=0)
+    answer = what_if(tmp_path, None, draws=1)
+    assert outcome.gap.largest_us[PriorityClass.INTERACTIVE] > 10_000
+    for priority_class in (PriorityClass.INTERACTIVE, PriorityClass.BATCH):
+        gap_ms = outcome.gap.largest_us[priority_class] / 1_000
+        assert answer["happened"]["fairness_gap_ms"][priority_class.label] == gap_ms
+        assert answer["model"]["fairness_gap_ms"][priority_class.label] == pytest.approx(gap_ms, rel=0.01)
+    assert answer["error_percent"]["interactive"]["ttft_p50"] == pytest.approx(0, abs=1)
+
+
+@pytest.mark.soak
+def test_the_tail_of_850_chats_on_a_noisy_device_is_found_within_15_percent() -> None:
+    """In the median of the noise seeds; one day may be luckier than another."""
+    answers = [asked(60, noise_percent=25, seed=seed, draws=3) for seed in range(1, 5)]
+    told = summary(answers, "ttft_p99")
+    sys.stdout.write(f"TTFT p99: {told}\nfairness gap: {summary(answers, 'fairness_gap')}\n")
+    assert answers[0].chats > 850
+    assert told["error_percent_median"] <= MOST_PERCENT
 
 
 def test_what_happened_is_what_the_clients_saw(noisy: tuple[Path, Outcome], unchanged: dict[str, Any]) -> None:
@@ -105,7 +141,8 @@ def test_what_happened_is_what_the_clients_saw(noisy: tuple[Path, Outcome], unch
         seen, told = clients.of_class(priority_class), happened["classes"][priority_class.label]
         assert (told["requests"], told["completed"], told["tokens"]) == (seen.requests, seen.completed, seen.tokens)
         quantiles = quantiles_ms(seen.ttft)
-        assert told["ttft_ms"] == {name: quantiles[name] for name in ("p50", "p99")}
+        assert told["ttft_ms"]["p50"] == quantiles["p50"]
+        assert told["ttft_ms"]["p99"] == (quantiles["p99"] if seen.ttft.total() >= LEAST_FOR_A_TAIL else None)
     chats = happened["classes"]["interactive"]
     assert happened["tenants"]["aurora"]["tokens"] + happened["tenants"]["nova"]["tokens"] == chats["tokens"]
 
@@ -115,13 +152,14 @@ def test_the_answer_for_another_policy_is_what_that_policy_does_on_the_device(
 ) -> None:
     """The prediction against the truth, which a simulated device lets us have."""
     few = policy(cap_slots_percent=5)
-    answer = what_if(log, few)
-    record(tmp_path, seed=9, policy=few)
-    truth = what_if(tmp_path, few)["happened"]["classes"]
+    answer = what_if(log, few, draws=1)
+    truth = record(tmp_path, seed=9, policy=few).clients
     batch = answer["what_if"]["classes"]["batch"]
-    assert batch["ttft_ms"]["p99"] > 1.5 * unchanged["happened"]["classes"]["batch"]["ttft_ms"]["p99"]
-    for name, row in answer["what_if"]["classes"].items():
-        assert row["ttft_ms"]["p99"] == pytest.approx(truth[name]["ttft_ms"]["p99"], rel=MOST_OF_A_TAIL_PERCENT / 100)
+    assert batch["ttft_ms"]["p50"] > 1.5 * unchanged["happened"]["classes"]["batch"]["ttft_ms"]["p50"]
+    for priority_class in (PriorityClass.INTERACTIVE, PriorityClass.BATCH):
+        row = answer["what_if"]["classes"][priority_class.label]
+        true_ms = quantiles_ms(truth.of_class(priority_class).ttft)["p50"]
+        assert row["ttft_ms"]["p50"] == pytest.approx(true_ms, rel=MOST_PERCENT / 100)
         assert (row["requests"], row["open"]) == (row["completed"], 0)  # also those still open when the log ends
     assert answer["happened"] == unchanged["happened"]
     assert answer["policy"] == snapshot_to_dict(few)
@@ -199,12 +237,25 @@ def test_nothing_is_ever_cheaper_than_nothing() -> None:
     assert min(model.microseconds) >= 0
 
 
-def test_slow_minutes_stay_slow_and_a_step_does_not_get_its_own_noise_back() -> None:
+def test_slow_minutes_stay_slow_and_each_draw_has_noise_of_its_own() -> None:
     ratios = [1.0] * 320 + [3.0] * 320
     weather = Weather([1_000 * i for i in range(640)], ratios)
-    assert weather.at(5_000) == 1.0
-    assert weather.at(500_000) == 3.0
-    spike = Weather([1_000 * i for i in range(64)], [1.0] * 10 + [9.0] + [1.0] * 53)
-    assert spike.at(10_500) == 1.0
-    assert max(spike.at(1_000 * i) for i in range(64)) == 9.0
+    assert {weather.at(5_000) for _ in range(50)} == {1.0}
+    assert {weather.at(500_000) for _ in range(50)} == {3.0}
+    noise = [1.0 + i / 100 for i in range(64)]
+    first, again, second = (Weather([1_000 * i for i in range(64)], noise, draw) for draw in (0, 0, 1))
+    told = [[each.at(1_000 * i) for i in range(64)] for each in (first, again, second)]
+    assert told[0] == told[1] != told[2]
     assert Weather([], []).at(7) == 1.0
+
+
+def test_a_device_does_not_seem_quicker_than_it_was() -> None:
+    """Quick steps are over sooner: were noise a function of time alone, they would meet themselves more often."""
+    rng = random.Random(3)
+    ratios = [rng.uniform(0.5, 1.5) for _ in range(4_000)]
+    began_us = [round(20_000 * sum_before) for sum_before in itertools.accumulate(ratios, initial=0.0)]
+    weather, now_us, num_steps = Weather(began_us[:-1], ratios), 0, 0
+    while now_us < began_us[-1]:
+        now_us += round(20_000 * weather.at(now_us))
+        num_steps += 1
+    assert num_steps == pytest.approx(4_000, rel=0.01)

@@ -46,10 +46,16 @@ def replay_rows(result: Mapping[str, Any], kind: str) -> Iterator[dict[str, Any]
                     "refused": sum(row["refused"].values()),
                     "p50": _ms(row["ttft_ms"]["p50"]),
                     "p99": _ms(row["ttft_ms"]["p99"]),
+                    "p99_spread": _between(row.get("spread", {}).get("ttft_p99")),
                     "tokens_per_s": row["tokens_per_s"],
                     "preempted": sum(row["preemptions"].values()),
                 }
                 is_first = False
+
+
+def _between(spread: list[float] | None) -> str:
+    """Nothing where there was one draw, or none at all."""
+    return "" if spread is None or spread[0] == spread[1] else f"{_ms(spread[0])} … {_ms(spread[1])}"
 
 
 def _ms(value: float | None) -> str:
