@@ -374,7 +374,7 @@ def recorded_story(tmp_path_factory: pytest.TempPathFactory, project_root: Path)
     """A short trace on the small device, as a worker records it."""
     folder = tmp_path_factory.mktemp("recorded")
     trace = project_root / "traces" / "azure2023_conv.csv.gz"
-    command = [sys.executable, "-m", "gpu_worker.simulate", "--trace", f"interactive={trace}", "--limit", "60"]
+    command = [sys.executable, "-m", "gpu_worker.simulate", "--trace", f"interactive={trace}", "--limit", "20"]
     subprocess.run(
         [*command, "--device", "h200-8b", "--record", str(folder)], check=True, cwd=project_root, capture_output=True
     )
