@@ -170,7 +170,7 @@ def test_the_answer_for_another_policy_is_what_that_policy_does_on_the_device(
 
 def test_progress_runs_to_the_end_and_a_caller_may_stop(small_log: Path) -> None:
     told: list[tuple[str, float]] = []
-    what_if(small_log, SAME, progress=lambda doing, done: told.append((doing, done)))
+    what_if(small_log, SAME, draws=1, progress=lambda doing, done: told.append((doing, done)))
     shares = [done for _, done in told]
     assert shares == sorted(shares)
     assert shares[-1] == 1.0
@@ -179,7 +179,7 @@ def test_progress_runs_to_the_end_and_a_caller_may_stop(small_log: Path) -> None
 
 
 def test_a_log_with_failures_cancels_and_slow_copies_can_be_asked_too(small_log: Path) -> None:
-    answer = what_if(small_log, SAME)
+    answer = what_if(small_log, SAME, draws=1)
     assert answer["happened"]["steps"] > 500
     assert answer["assumed_lengths"] > 0
     assert answer["what_if"]["classes"].keys() == answer["happened"]["classes"].keys()
@@ -197,7 +197,7 @@ def test_the_command_prints_a_table_and_a_line_of_json(
 ) -> None:
     document = tmp_path / "policy.json"
     document.write_text(json.dumps(snapshot_to_dict(SAME)))
-    assert main([str(small_log), f"--policy={document}", "--json"]) == 0
+    assert main([str(small_log), f"--policy={document}", "--draws=1", "--json"]) == 0
     *lines, last = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[1:5]] == ["interactive", "happened", "model", "what"]
     assert json.loads(last)["error_percent"]["interactive"]["ttft_p50"] is not None
