@@ -24,7 +24,7 @@ _LINE = (
 _USAGE = (
     *("id", "project_id", "key_id", "priority_class", "model", "source", "state", "reason", "prompt_tokens"),
     *("cached_tokens", "output_tokens", "cost_micros", "price_version", "queue_us", "ttft_us", "total_us", "gpu_us"),
-    *("num_preemptions", "recomputed_tokens", "reserved_at", "ended_at"),
+    *("num_preemptions", "recomputed_tokens", "reserved_at", "ended_at", "requested_class"),
 )
 
 

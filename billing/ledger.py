@@ -29,7 +29,8 @@ _INSERT = f"""
 INSERT INTO billing_ledgerentry ({_COLUMNS}, entry_key, actor, created_at)
 SELECT {_COLUMNS}, kind, '{ACTOR}', now()
 FROM unnest(%s::uuid[], %s::text[], %s::uuid[], %s::uuid[], %s::uuid[], %s::text[], %s::text[], %s::bigint[],
-            %s::bigint[], %s::int[], %s::bigint[], %s::bigint[], %s::bigint[], %s::text[]) AS line({_COLUMNS})
+            %s::bigint[], %s::int[], %s::bigint[], %s::bigint[], %s::bigint[], %s::text[], %s::text[])
+     AS line({_COLUMNS})
 ON CONFLICT DO NOTHING
 RETURNING operation_id, kind, created_at
 """
@@ -134,6 +135,7 @@ def _counted(written: Written) -> rollups.CountedEnd:
         cached_tokens=line.cached_tokens,
         output_tokens=line.output_tokens,
         cost_micros=line.amount_micros,
+        num_downgraded=int(line.requested_class != ""),
     )
 
 

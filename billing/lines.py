@@ -44,6 +44,7 @@ class Line:
     cached_tokens: int = 0
     output_tokens: int = 0
     reason: str = ""
+    requested_class: str = ""  # blank: as asked for; else a lower class served it
 
     @property
     def slot(self) -> Slot:
@@ -73,6 +74,7 @@ def line_of(message: LedgerMessage, prices: PriceList) -> Line:
                 amount_micros=message.money_micros,
                 price_version=message.price_version,
                 reason=message.source,
+                requested_class=message.requested_class,
             )
         case Settlement():
             return _end(message, prices)
@@ -109,4 +111,5 @@ def _end(message: Settlement, prices: PriceList) -> Line:
         cached_tokens=counts.cached,
         output_tokens=counts.output,
         reason=message.terminal.value,
+        requested_class=message.requested_class,
     )

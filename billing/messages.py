@@ -26,6 +26,7 @@ class Reservation:
     window_id: str
     policy_version: int
     price_version: int
+    requested_class: str = ""  # blank: as asked for; else a lower class served it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +59,7 @@ class Settlement:
     policy_version: int
     price_version: int
     counters: Counters = Counters()
+    requested_class: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

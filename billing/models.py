@@ -87,6 +87,9 @@ class UsageRequest(models.Model):
     reserved_micros = models.BigIntegerField(default=0)
     reserved_tokens = models.BigIntegerField(default=0)
     reserved_at = models.DateTimeField(null=True)
+    requested_class = models.CharField(
+        max_length=16, default="", blank=True, help_text="blank = the class that served it; else a lower one did"
+    )
     state = models.CharField(max_length=20, default=OPEN, choices=[(state, state) for state in STATES])
     attempt = models.IntegerField(null=True)
     reason = models.CharField(max_length=120, default="")
@@ -114,6 +117,9 @@ class UsageRequest(models.Model):
         constraints = [
             models.CheckConstraint(condition=Q(state__in=STATES), name="usage_state_known"),
             models.CheckConstraint(condition=Q(priority_class__in=["", *CLASS_LABELS]), name="usage_class_known"),
+            models.CheckConstraint(
+                condition=Q(requested_class__in=["", *CLASS_LABELS]), name="usage_requested_class_known"
+            ),
             models.CheckConstraint(
                 condition=Q(cached_tokens__gte=0, prompt_tokens__gte=F("cached_tokens"), output_tokens__gte=0),
                 name="usage_counts_possible",
@@ -164,6 +170,9 @@ class LedgerEntry(models.Model):
     cached_tokens = models.BigIntegerField(default=0)
     output_tokens = models.BigIntegerField(default=0)
     reason = models.CharField(max_length=120, default="")
+    requested_class = models.CharField(
+        max_length=16, default="", blank=True, help_text="blank = the class that served it; else a lower one did"
+    )
     actor = models.CharField(max_length=150)
     created_at = models.DateTimeField(default=timezone.now, editable=False)
 
@@ -214,6 +223,7 @@ class Rollup(models.Model):
     cached_tokens = models.BigIntegerField()
     output_tokens = models.BigIntegerField()
     cost_micros = models.BigIntegerField()
+    num_downgraded = models.BigIntegerField(default=0, help_text="of the requests: asked for a higher class")
 
     class Meta:
         ordering = ["-hour", "tenant_id", "priority_class", "model"]

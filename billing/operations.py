@@ -16,7 +16,7 @@ from billing.pricing import Terminal
 
 _RESERVED_FIELDS = [
     *("project_id", "key_id", "priority_class", "model", "source", "window_id", "policy_version", "price_version"),
-    *("reserved_micros", "reserved_tokens", "reserved_at"),
+    *("reserved_micros", "reserved_tokens", "reserved_at", "requested_class"),
 ]
 _END_FIELDS = [
     *["state", "attempt", "reason", "prompt_tokens", "cached_tokens", "output_tokens", "cost_micros", "ended_at"],
@@ -57,6 +57,7 @@ def _reserved(message: Reservation, reserved_at: datetime) -> UsageRequest:
         reserved_micros=message.money_micros,
         reserved_tokens=message.reserved_tokens,
         reserved_at=reserved_at,
+        requested_class=message.requested_class,
     )
 
 
@@ -77,6 +78,7 @@ def _ended(written: Written) -> UsageRequest:
         row.state = message.terminal.value
         row.project_id, row.key_id = message.project_id, message.key_id
         row.priority_class, row.model = message.priority_class, message.model
+        row.requested_class = message.requested_class
         row.policy_version, row.price_version = message.policy_version, message.price_version
         for name, value in asdict(message.counters).items():
             setattr(row, name, value)

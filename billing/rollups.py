@@ -14,14 +14,14 @@ from uuid import UUID
 
 from django.db import connection, transaction
 
-_SUMS = ("num_requests", "prompt_tokens", "cached_tokens", "output_tokens", "cost_micros")
+_SUMS = ("num_requests", "prompt_tokens", "cached_tokens", "output_tokens", "cost_micros", "num_downgraded")
 _KEY = ("tenant_id", "hour", "project_id", "key_id", "priority_class", "model")
 _COLUMNS = (*_KEY, *_SUMS)
 
 _ADD = f"""
 INSERT INTO billing_rollup ({", ".join(_COLUMNS)})
 SELECT * FROM unnest(%s::uuid[], %s::timestamptz[], %s::uuid[], %s::uuid[], %s::text[], %s::text[],
-                     %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[])
+                     %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[])
 ON CONFLICT ({", ".join(_KEY)}) DO UPDATE
 SET {", ".join(f"{name} = billing_rollup.{name} + excluded.{name}" for name in _SUMS)}
 """
@@ -30,7 +30,7 @@ _FROM_LEDGER = """
 SELECT tenant_id, date_trunc('hour', created_at, 'UTC') AS hour, project_id, key_id, priority_class, model,
        count(*)::bigint AS num_requests, sum(prompt_tokens)::bigint AS prompt_tokens,
        sum(cached_tokens)::bigint AS cached_tokens, sum(output_tokens)::bigint AS output_tokens,
-       sum(amount_micros)::bigint AS cost_micros
+       sum(amount_micros)::bigint AS cost_micros, count(nullif(requested_class, ''))::bigint AS num_downgraded
 FROM billing_ledgerentry
 WHERE kind IN ('settle', 'release') AND attempt IS NOT NULL AND created_at >= %s
 GROUP BY 1, 2, 3, 4, 5, 6
@@ -52,6 +52,7 @@ class CountedEnd:
     cached_tokens: int
     output_tokens: int
     cost_micros: int
+    num_downgraded: int = 0
 
     @property
     def place(self) -> tuple[str, datetime, str | None, str | None, str, str]:
@@ -72,7 +73,8 @@ def add(ends: Sequence[CountedEnd]) -> None:
     sums: dict[tuple[str, datetime, str | None, str | None, str, str], list[int]] = {}
     for end in ends:
         row = sums.setdefault(end.place, [0] * len(_SUMS))
-        for position, value in enumerate((1, end.prompt_tokens, end.cached_tokens, end.output_tokens, end.cost_micros)):
+        counted = (1, end.prompt_tokens, end.cached_tokens, end.output_tokens, end.cost_micros, end.num_downgraded)
+        for position, value in enumerate(counted):
             row[position] += value
     if not sums:
         return

@@ -25,25 +25,32 @@ def set_prices(*, actor: str, prices: Mapping[PriceKey, TokenPrices]) -> PriceVe
     """The next price list: the current one with these prices in place of its own. Operations reserved before keep
     theirs.
     """
+    places = ", ".join(sorted({f"{model} {priority_class}" for model, priority_class in prices}))
     with change_by(actor):
-        tenant_services.record_policy(actor)  # also takes the lock, and makes everybody read the new list
-        current = selectors.price_list(selectors.current_price_version()).prices
-        version = PriceVersion(actor=actor)
-        version.save(force_insert=True)
-        rows = [
-            Price(
-                price_version=version,
-                model=model,
-                priority_class=priority_class,
-                token_kind=kind.value,
-                micros_per_million=getattr(price, kind.value),
-            )
-            for (model, priority_class), price in sorted({**current, **prices}.items())
-            for kind in TokenKind
-        ]
-        for row in rows:
-            row.full_clean(validate_unique=False)
-        Price.objects.bulk_create(rows)
+        # Also takes the lock, and makes everybody read the new list.
+        tenant_services.record_policy(actor, f"Prices of {places}.")
+        return write_prices(actor=actor, prices=prices)
+
+
+def write_prices(*, actor: str, prices: Mapping[PriceKey, TokenPrices]) -> PriceVersion:
+    """The rows of it; ``record_policy`` stands in the same transaction. Raises ValidationError."""
+    current = selectors.price_list(selectors.current_price_version()).prices
+    version = PriceVersion(actor=actor)
+    version.save(force_insert=True)
+    rows = [
+        Price(
+            price_version=version,
+            model=model,
+            priority_class=priority_class,
+            token_kind=kind.value,
+            micros_per_million=getattr(price, kind.value),
+        )
+        for (model, priority_class), price in sorted({**current, **prices}.items())
+        for kind in TokenKind
+    ]
+    for row in rows:
+        row.full_clean(validate_unique=False)
+    Price.objects.bulk_create(rows)
     return version
 
 

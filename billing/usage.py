@@ -18,7 +18,7 @@ from django.db.models.functions import Trunc
 from billing.models import LedgerEntry, Rollup
 from billing.selectors import ENDS
 
-_SUMS = ("num_requests", "prompt_tokens", "cached_tokens", "output_tokens", "cost_micros")
+_SUMS = ("num_requests", "prompt_tokens", "cached_tokens", "output_tokens", "cost_micros", "num_downgraded")
 _FROM_ROLLUPS: dict[str, Aggregate] = {name: Sum(name) for name in _SUMS}
 _FROM_LEDGER: dict[str, Aggregate] = {
     "num_requests": Count("id"),
@@ -26,6 +26,7 @@ _FROM_LEDGER: dict[str, Aggregate] = {
     "cached_tokens": Sum("cached_tokens"),
     "output_tokens": Sum("output_tokens"),
     "cost_micros": Sum("amount_micros"),
+    "num_downgraded": Count("id", filter=~Q(requested_class="")),
 }
 
 
@@ -76,7 +77,10 @@ class Filter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sums:
-    """One group's sums in one bucket. ``group`` holds the values of the groups asked for, by column."""
+    """One group's sums in one bucket. ``group`` holds the values of the groups asked for, by column.
+
+    ``num_downgraded``: of the requests, those that asked for a higher class than the one that served and charged them.
+    """
 
     group: dict[str, object] = field(default_factory=dict)
     num_requests: int
@@ -84,6 +88,7 @@ class Sums:
     cached_tokens: int
     output_tokens: int
     cost_micros: int
+    num_downgraded: int = 0
 
 
 @dataclass(frozen=True, slots=True)

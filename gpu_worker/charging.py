@@ -50,6 +50,7 @@ def usage_of(response: Response, bytes_per_block: int) -> Usage:
         policy_version=submit.policy_version,
         price_version=submit.price_version,
         counters=_counters(response, ends, bytes_per_block),
+        requested_class=submit.requested_class,
     )
 
 

@@ -62,7 +62,10 @@ class ClassPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantClassPolicy:
-    """One cell of the quota matrix, tenant x class. ``None`` = no limit, 0 = nothing allowed."""
+    """One cell of the quota matrix, tenant x class. ``None`` = no limit, 0 = nothing allowed.
+
+    ``overflow_to``: the lower class that serves what this one's own limits would refuse; None: it is refused.
+    """
 
     tenant_id: str
     priority_class: PriorityClass
@@ -77,6 +80,7 @@ class TenantClassPolicy:
     default_max_tokens: int = 512
     max_tokens_cap: int | None = None
     hard_deadline_ms: int | None = None
+    overflow_to: PriorityClass | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +170,7 @@ def snapshot_to_dict(snapshot: PolicySnapshot) -> dict[str, Any]:
         "tenants": [
             {field.name: getattr(row, field.name) for field in fields(row)}
             | {"priority_class": row.priority_class.label}
+            | {"overflow_to": None if row.overflow_to is None else row.overflow_to.label}
             for row in snapshot.tenants
         ],
     }
@@ -265,6 +270,7 @@ def _tenant_policy(data: object, where: str) -> TenantClassPolicy:
         "priority_class": _label,
         "allowed": _boolean,
         "money_window": _window,
+        "overflow_to": _label_or_none,
     }
     _known(row, set(_TENANT_RANGES) | set(others), where)
     required = [field.name for field in fields(TenantClassPolicy) if field.default is MISSING]
@@ -274,7 +280,10 @@ def _tenant_policy(data: object, where: str) -> TenantClassPolicy:
     values: dict[str, Any] = {
         name: check(row[name], f"{where}.{name}") for name, check in others.items() if name in row
     }
-    return TenantClassPolicy(**values, **_numbers(row, _TENANT_RANGES, where))
+    policy = TenantClassPolicy(**values, **_numbers(row, _TENANT_RANGES, where))
+    if policy.overflow_to is not None and policy.overflow_to <= policy.priority_class:
+        raise PolicyError(f"{where}.overflow_to must be a lower class than {policy.priority_class.label}, or null")
+    return policy
 
 
 def _numbers(row: Mapping[str, object], ranges: Mapping[str, tuple[int, int, bool]], where: str) -> dict[str, Any]:
@@ -318,6 +327,10 @@ def _label(value: object, where: str) -> PriorityClass:
         if value == priority_class.label:
             return priority_class
     raise PolicyError(f"{where} must be interactive, default or batch, not {value!r}")
+
+
+def _label_or_none(value: object, where: str) -> PriorityClass | None:
+    return None if value is None else _label(value, where)
 
 
 def _boolean(value: object, where: str) -> bool:

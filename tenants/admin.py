@@ -170,7 +170,7 @@ class QuotaPolicyAdmin(Policy):
 
     list_editable = [
         *("allowed", "weight", "requests_per_minute", "tokens_per_minute", "concurrency"),
-        *("money_micros", "money_window", "max_tokens_cap", "hard_deadline_ms"),
+        *("money_micros", "money_window", "max_tokens_cap", "hard_deadline_ms", "overflow_to"),
     ]
     list_display = ["tenant", "priority_class", *list_editable]
     list_display_links = ["tenant"]

@@ -26,10 +26,13 @@ def class_policy(row: PriorityClass) -> ClassPolicy:
 
 def tenant_class_policy(row: QuotaPolicy) -> TenantClassPolicy:
     """A cell of the quota matrix as the engine's value, saved or not."""
-    own = ("tenant_id", "priority_class")
+    own = ("tenant_id", "priority_class", "overflow_to")
     values = {field.name: getattr(row, field.name) for field in fields(TenantClassPolicy) if field.name not in own}
     return TenantClassPolicy(
-        tenant_id=str(row.tenant_id), priority_class=ClassName.from_label(row.priority_class), **values
+        tenant_id=str(row.tenant_id),
+        priority_class=ClassName.from_label(row.priority_class),
+        overflow_to=ClassName.from_label(row.overflow_to) if row.overflow_to else None,
+        **values,
     )
 
 

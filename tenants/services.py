@@ -55,15 +55,9 @@ class StalePolicy(Exception):
 
 def create_tenant(*, actor: str, slug: str, name: str, timezone: str = "UTC") -> Tenant:
     """A tenant with its row of the quota matrix: the default class allowed, the others not. Raises ValidationError."""
-    tenant = Tenant(slug=slug, name=name, timezone=timezone)
-    tenant.full_clean()
     with change_by(actor):
-        tenant.save(force_insert=True)
-        QuotaPolicy.objects.bulk_create(
-            QuotaPolicy(tenant=tenant, priority_class=label.label, allowed=label is ClassName.DEFAULT)
-            for label in ClassName
-        )
-        record_policy(actor)
+        tenant = write_tenant(slug=slug, name=name, timezone=timezone)
+        record_policy(actor, f"Tenant {name} is new.")
     return tenant
 
 
@@ -200,6 +194,18 @@ def save_classes(
         return record_policy(actor, reason)
 
 
+def write_tenant(*, slug: str, name: str, timezone: str = "UTC") -> Tenant:
+    """Its rows; ``record_policy`` follows in the same transaction. Raises ValidationError."""
+    tenant = Tenant(slug=slug, name=name, timezone=timezone)
+    tenant.full_clean()
+    tenant.save(force_insert=True)
+    QuotaPolicy.objects.bulk_create(
+        QuotaPolicy(tenant=tenant, priority_class=label.label, allowed=label is ClassName.DEFAULT)
+        for label in ClassName
+    )
+    return tenant
+
+
 def write_rows(*, classes: Sequence[ClassPolicy] = (), cells: Sequence[TenantClassPolicy] = ()) -> None:
     """The rows behind a policy version; ``record_policy`` follows in the same transaction. Raises ValidationError."""
     for cell in cells:
@@ -217,7 +223,10 @@ def write_rows(*, classes: Sequence[ClassPolicy] = (), cells: Sequence[TenantCla
 def _write(row: QuotaPolicy | PriorityClass, policy: TenantClassPolicy | ClassPolicy, *names_of_the_row: str) -> None:
     for field in fields(policy):
         if field.name not in names_of_the_row:
-            setattr(row, field.name, getattr(policy, field.name))
+            value = getattr(policy, field.name)
+            setattr(row, field.name, value.label if isinstance(value, ClassName) else value)
+    if isinstance(row, QuotaPolicy):
+        row.overflow_to = row.overflow_to or ""
     row.full_clean()
     row.save()
 

@@ -34,7 +34,7 @@ _SCRIPT = Path(__file__).with_name("limits.lua").read_text(encoding="utf-8")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """What a response would take at worst. ``max_tokens`` counts all choices together.
+    """What a response would take at worst, in one class. ``max_tokens`` counts all choices together.
 
     ``may_wait``: over the tenant's concurrency it is let in all the same, to wait in the engine for its turn.
     """
@@ -58,6 +58,7 @@ class Wish:
     may_wait: bool = False
     epoch: int = 0  # of the worker
     is_kept: bool = False  # a card will lie beside its record
+    requested_class: PriorityClass | None = None  # where it is another one that the policy lets this one serve for
 
     @property
     def tokens(self) -> int:
@@ -168,14 +169,19 @@ class Admission:
         """Redis' clock, or the one handed in."""
         return self._clock_ms() if self._clock_ms else time.time_ns() // 1_000_000 + self._offset_ms
 
-    async def admit(self, wish: Wish) -> Grant | Denied:
-        nothing_known = Limits(wish.priority_class)
-        never = never_within_limit(wish)
-        if never is not None:
-            return Denied(never, nothing_known)
-        window = window_id(wish.quota, wish.zone, self.now_ms())
+    async def admit(self, *wishes: Wish) -> Grant | Denied:
+        """One response, by the first of its wishes that every limit holds; else the refusal of the first."""
+        nothing_known = Limits(wishes[0].priority_class)
+        never = [never_within_limit(wish) for wish in wishes]
+        possible = [wish for wish, refusal in zip(wishes, never, strict=True) if refusal is None]
+        if not possible:
+            assert never[0] is not None
+            return Denied(never[0], nothing_known)
+        windows = [window_id(wish.quota, wish.zone, self.now_ms()) for wish in possible]
+        asked = [self._wish(wish, window) for wish, window in zip(possible, windows, strict=True)]
+        reserved = [_reserved(wish, window) for wish, window in zip(possible, windows, strict=True)]
         try:
-            reply = await self._script(args=[json.dumps(self._wish(wish, window)), _reserved(wish, window)])
+            reply = await self._script(args=[json.dumps(asked), *reserved])
         except RedisError as error:
             message = f"Limits cannot be checked now ({type(error).__name__})."
             return Denied(Refusal(reason=Reason.UNAVAILABLE, message=message), nothing_known)
@@ -183,8 +189,9 @@ class Admission:
         if self._clock_ms is None:
             self._offset_ms = redis_ms - time.time_ns() // 1_000_000
         if kind == "admitted":
-            return Grant(wish.response_id, wish.tenant_id, self._lease_key(wish), _limits(wish, reply[2:]))
-        return Denied(_refusal(kind, int(reply[2]), wish), _limits(wish, reply[3:]))
+            wish = possible[int(reply[2]) - 1]
+            return Grant(wish.response_id, wish.tenant_id, self._lease_key(wish), _limits(wish, reply[3:]))
+        return Denied(_refusal(kind, int(reply[2]), possible[0]), _limits(possible[0], reply[3:]))
 
     async def renew(self, grants: Iterable[Grant]) -> None:
         """Keep the leases of responses that this gateway still serves. A lease that has ended stays ended."""
@@ -201,7 +208,7 @@ class Admission:
         return self._keys.lease(wish.tenant_id, wish.priority_class.label)
 
     def _wish(self, wish: Wish, window: str) -> dict[str, Any]:
-        """The script's first argument."""
+        """One of the script's first argument."""
         tenant_id, label = wish.tenant_id, wish.priority_class.label
         buckets = [
             {"key": self._keys.bucket(tenant_id, label, kind), "kind": kind, "limit": limit, "amount": amount}
@@ -282,6 +289,7 @@ def _reserved(wish: Wish, window: str) -> bytes:
         window_id=window,
         policy_version=wish.policy_version,
         price_version=wish.price_version,
+        requested_class=wish.requested_class,
     )
     return codec.encode([reserved])
 

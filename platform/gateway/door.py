@@ -13,20 +13,20 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from billing.pricing import TokenPrices
-from gateway import dispatch
-from gateway.admission import Admission, Denied, Limits, Wish, new_response_id
-from gateway.asking import TIER_OF_CLASS, Ask, effective_max_tokens, encode_prompt, grammar_fault, requested_class
+from gateway import dispatch, metrics
+from gateway.admission import Admission, Denied, Limits, new_response_id
+from gateway.asking import TIER_OF_CLASS, Ask, encode_prompt, grammar_fault, requested_class
 from gateway.auth import Caller
 from gateway.errors import Reason, Refusal
+from gateway.offers import Offer, Prepared, Terms, offer, terms_of
 from gateway.ownership import Card, Ownership
 from gateway.policy_feed import PolicyView
 from gateway.streams import Lost, Reader, ResponseStream, Streams
 from gateway.text import Text
 from gateway.tracing import tracing
-from scheduler_engine.policy import PriorityClass, TenantClassPolicy
+from scheduler_engine.policy import PriorityClass
 from wire.bus import BusError, BusFull, GatewayBus
-from wire.messages import Cancel, LoadSnapshot, Released, Submit
+from wire.messages import Cancel, LoadSnapshot, Released
 
 log = logging.getLogger(__name__)
 _KEY_GONE = Refusal(reason=Reason.INVALID_KEY, message="The API key was revoked.")
@@ -63,16 +63,6 @@ class Keep:
     created_at: int
     is_background: bool = False
     is_stored: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Terms:
-    """What the policy says to this ask."""
-
-    priority_class: PriorityClass
-    quota: TenantClassPolicy
-    prices: TokenPrices
-    view: PolicyView
 
 
 class Door:
@@ -126,39 +116,72 @@ class Door:
         terms = self._terms(caller, ask)
         if isinstance(terms, Refusal):
             return Denied(terms, Limits(requested_class(caller, ask)))
-        unlimited = Limits(terms.priority_class)
-        choice = dispatch.choose(self._loads(), ask.model, terms.priority_class, also_closed=ask.is_return)
-        if isinstance(choice, Refusal):
-            return Denied(choice, unlimited)
-        unable = dispatch.beyond(choice, ask.sampling, ask.grammar_param) or await grammar_fault(
-            ask.sampling.grammar, ask.grammar_param
-        )
-        if unable is not None:
-            return Denied(unable, unlimited)
-        text = self.texts[ask.model]
-        context_length = min(text.context_length, choice.max_model_len)
-        prompt = await encode_prompt(text, ask, context_length)
-        if isinstance(prompt, Refusal):
-            return Denied(prompt, unlimited)
-        max_tokens = effective_max_tokens(ask, terms.quota, len(prompt), context_length)
-        if isinstance(max_tokens, Refusal):
-            return Denied(max_tokens, unlimited)
-        wish = self._wish(caller, ask, terms, choice, len(prompt), max_tokens, is_kept=keep is not None)
-        submit = self._submit_message(caller, ask, terms, wish, prompt, max_tokens, text)
+        unlimited = Limits(terms[0].priority_class)
+        offers = await self._offers(caller, ask, terms, is_kept=keep is not None)
+        if isinstance(offers, Refusal):
+            return Denied(offers, unlimited)
         watched_key = "" if ask.source == "batch" else caller.public_id  # a batch sees to its key itself
-        stream = await self._unstopped(self._take(wish, submit, keep, watched_key), if_stopped)
+        stream = await self._unstopped(self._take(offers, keep, watched_key), if_stopped)
         if isinstance(stream, Denied):
             return stream
+        served = stream.submit
+        if served.requested_class is not None:
+            metrics.count_downgrade(served.requested_class, served.priority_class)
         return Entered(
             stream=stream,
             reader=stream.read(),
-            text=text,
+            text=self.texts[ask.model],
             limits=stream.grant.limits,
-            priority_class=terms.priority_class,
-            prompt_tokens=len(prompt),
-            max_tokens=max_tokens,
-            num_cache_tokens=choice.num_cache_tokens,
+            priority_class=served.priority_class,
+            prompt_tokens=len(served.prompt_token_ids),
+            max_tokens=served.max_tokens,
+            num_cache_tokens=next(one.num_cache_tokens for one in offers if one.submit is served),
         )
+
+    async def _offers(
+        self, caller: Caller, ask: Ask, terms: Sequence[Terms], *, is_kept: bool
+    ) -> Sequence[Offer] | Refusal:
+        """In the first of the classes, and in the next as far as it can serve this ask. Refuses what the first cannot:
+        the platform's want of room, and a wrong ask, go no class down.
+        """
+        choices = self._choices(ask, terms)
+        if isinstance(choices, Refusal):
+            return choices
+        unable = await grammar_fault(ask.sampling.grammar, ask.grammar_param)
+        if unable is not None:
+            return unable
+        text = self.texts[ask.model]
+        prompt = await encode_prompt(text, ask, min(text.context_length, choices[0][1].max_model_len))
+        if isinstance(prompt, Refusal):
+            return prompt
+        prepared = Prepared(
+            caller=caller,
+            ask=ask,
+            text=text,
+            prompt=prompt,
+            response_id=ask.response_id or new_response_id(self._admission.now_ms(), os.urandom(10)),
+            gateway_id=self._bus.gateway_id,
+            elapsed_us=int((self._clock_s() - ask.received_at_s) * 1_000_000),
+            is_kept=is_kept,
+        )
+        made = [offer(prepared, one, choice) for one, choice in choices]
+        if isinstance(made[0], Refusal):
+            return made[0]
+        return [one for one in made if isinstance(one, Offer)]
+
+    def _choices(self, ask: Ask, terms: Sequence[Terms]) -> list[tuple[Terms, dispatch.Choice]] | Refusal:
+        """The first of the classes with a worker, and those of the others that have one too."""
+        found: list[tuple[Terms, dispatch.Choice]] = []
+        for one in terms:
+            choice = dispatch.choose(self._loads(), ask.model, one.priority_class, also_closed=ask.is_return)
+            if not isinstance(choice, Refusal):
+                unable = dispatch.beyond(choice, ask.sampling, ask.grammar_param)
+                choice = unable or choice
+            if not isinstance(choice, Refusal):
+                found.append((one, choice))
+            elif not found:
+                return choice
+        return found
 
     async def _unstopped(
         self, work: Coroutine[Any, Any, ResponseStream | Denied], if_stopped: str
@@ -181,13 +204,17 @@ class Door:
             taking.add_done_callback(undo)
             raise
 
-    async def _take(self, wish: Wish, submit: Submit, keep: Keep | None, watched_key: str) -> ResponseStream | Denied:
+    async def _take(self, offers: Sequence[Offer], keep: Keep | None, watched_key: str) -> ResponseStream | Denied:
         """The limits, and then a worker. Always: with a refusal nothing of either is held."""
-        tracing.say(gen_ai__request__model=wish.model, gen_ai__request__max_tokens=submit.max_tokens)
+        first = offers[0]
+        tracing.say(gen_ai__request__model=first.wish.model, gen_ai__request__max_tokens=first.submit.max_tokens)
         with tracing.part("admission"):
-            grant = await self._admission.admit(wish)
+            grant = await self._admission.admit(*(one.wish for one in offers))
         if isinstance(grant, Denied):
             return grant
+        wish, submit = next(
+            (one.wish, one.submit) for one in offers if one.priority_class is grant.limits.priority_class
+        )
         outlives_readers = keep is not None and keep.is_background
         stream = self._streams.open(grant, submit, wish.worker_id, wish.epoch, outlives_readers=outlives_readers)
         stream.key_public_id = watched_key
@@ -251,7 +278,7 @@ class Door:
             if stream.readers or not stream.outlives_readers:  # else its end comes from the worker
                 stream.finish(Lost(why))
 
-    def _terms(self, caller: Caller, ask: Ask) -> _Terms | Refusal:
+    def _terms(self, caller: Caller, ask: Ask) -> Sequence[Terms] | Refusal:
         view = self._policy()
         if view is None:
             return Refusal(reason=Reason.UNAVAILABLE, message="No policy has been published yet.")
@@ -259,93 +286,7 @@ class Door:
         if not any(text.model == ask.model for text, _ in granted):
             message = f"The model {ask.model!r} does not exist or you do not have access to it."
             return Refusal(reason=Reason.MODEL_NOT_FOUND, message=message, param="model")
-        priority_class = requested_class(caller, ask)
-        quota = view.quota(caller.tenant_id, priority_class)
-        prices = view.prices.get((ask.model, priority_class))
-        if quota is None or prices is None:
-            message = f"Service tier {TIER_OF_CLASS[priority_class]!r} is not granted to this key."
-            return Refusal(reason=Reason.CLASS_NOT_ALLOWED, message=message, param="service_tier")
-        return _Terms(priority_class, quota, prices, view)
-
-    def _wish(
-        self,
-        caller: Caller,
-        ask: Ask,
-        terms: _Terms,
-        choice: dispatch.Choice,
-        prompt: int,
-        max_tokens: int,
-        *,
-        is_kept: bool,
-    ) -> Wish:
-        return Wish(
-            response_id=ask.response_id or new_response_id(self._admission.now_ms(), os.urandom(10)),
-            gateway_id=self._bus.gateway_id,
-            worker_id=choice.worker_id,
-            epoch=choice.epoch,
-            is_kept=is_kept,
-            tenant_id=caller.tenant_id,
-            project_id=caller.project_id,
-            key_id=caller.key_id,
-            priority_class=terms.priority_class,
-            model=ask.model,
-            source=ask.source,
-            prompt_tokens=prompt,
-            max_tokens=max_tokens * ask.num_choices,
-            quota=terms.quota,
-            prices=terms.prices,
-            zone=terms.view.zone(caller.tenant_id),
-            policy_version=terms.view.version,
-            price_version=terms.view.price_version,
-            may_wait=ask.max_queue_wait_ms is not None,
-        )
-
-    def _submit_message(
-        self,
-        caller: Caller,
-        ask: Ask,
-        terms: _Terms,
-        wish: Wish,
-        prompt: tuple[int, ...],
-        max_tokens: int,
-        text: Text,
-    ) -> Submit:
-        elapsed_us = int((self._clock_s() - ask.received_at_s) * 1_000_000)
-
-        def remaining_us(*deadlines_ms: int | None) -> int | None:
-            given = [deadline_ms * 1_000 for deadline_ms in deadlines_ms if deadline_ms is not None]
-            return max(1, min(given) - elapsed_us) if given else None
-
-        class_policy = terms.view.snapshot.classes[terms.priority_class]
-        return Submit(
-            response_id=wish.response_id,
-            attempt=1,
-            gateway_id=self._bus.gateway_id,
-            tenant_id=caller.tenant_id,
-            project_id=caller.project_id,
-            key_id=caller.key_id,
-            priority_class=terms.priority_class,
-            model=ask.model,
-            prompt_token_ids=prompt,
-            worker_epoch=wish.epoch,
-            num_choices=ask.num_choices,
-            sampling=ask.sampling,
-            max_tokens=max_tokens,
-            min_tokens=ask.min_tokens,
-            stop_token_ids=() if ask.ignore_eos else text.stop_token_ids,
-            stop_strings=tuple(stop.encode() for stop in ask.stop),
-            remaining_first_token_us=remaining_us(ask.deadline_ms),
-            remaining_hard_deadline_us=remaining_us(
-                ask.deadline_ms, terms.quota.hard_deadline_ms, class_policy.hard_deadline_ms
-            ),
-            remaining_completion_us=remaining_us(ask.completion_deadline_ms),
-            is_return=ask.is_return,
-            max_queue_wait_us=remaining_us(ask.max_queue_wait_ms),
-            value_micros=terms.quota.value_micros,
-            cache_salt=caller.tenant_id,
-            policy_version=terms.view.version,
-            price_version=terms.view.price_version,
-        )
+        return terms_of(view, caller, ask)
 
     async def _dispatch(self, stream: ResponseStream, keep: Keep | None) -> Refusal | None:
         try:

@@ -38,12 +38,17 @@ class GatewayCounters:
     started_at_s: float = field(default_factory=time.time)
     requests: Counter[tuple[str, str]] = field(default_factory=Counter)
     streams_open: Counter[StreamKind] = field(default_factory=Counter)
+    downgrades: Counter[tuple[str, str]] = field(default_factory=Counter)
     tenant_names: TenantNames = field(default_factory=TenantNames)
 
     def count_request(self, status: int, priority_class: PriorityClass | None) -> None:
         """One answer given; ``priority_class`` is None where the request ended before a class was known."""
         label = "none" if priority_class is None else priority_class.label
         self.requests[str(status) if 100 <= status <= 599 else "other", label] += 1
+
+    def count_downgrade(self, requested: PriorityClass, served: PriorityClass) -> None:
+        """One response let in, in a lower class than it asked for."""
+        self.downgrades[requested.label, served.label] += 1
 
     @contextmanager
     def open_stream(self, kind: StreamKind) -> Iterator[None]:
@@ -57,6 +62,7 @@ class GatewayCounters:
 
 counters = GatewayCounters()
 count_request = counters.count_request
+count_downgrade = counters.count_downgrade
 open_stream = counters.open_stream
 
 
@@ -134,6 +140,12 @@ def _gateway_families(gateway: GatewayCounters, bus_up: bool) -> Iterator[Metric
     for labels, count in sorted(gateway.requests.items()):
         requests.add_metric(labels, count)
     yield requests
+    downgrades = CounterMetricFamily(
+        "rubato_downgraded_requests", "Let in, in a lower class than asked for", labels=("requested", "served")
+    )
+    for labels, count in sorted(gateway.downgrades.items()):
+        downgrades.add_metric(labels, count)
+    yield downgrades
     streams = GaugeMetricFamily("rubato_streams_open", "Streams being written to clients", labels=("kind",))
     for kind in ("sse", "websocket"):
         streams.add_metric((kind,), gateway.streams_open[kind])

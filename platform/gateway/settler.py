@@ -17,6 +17,7 @@ from django.db import InterfaceError, OperationalError, connection
 from billing import alerts, ledger
 from billing.messages import Counters, LedgerMessage, Release, Reservation, Settlement
 from billing.pricing import Terminal, TokenCounts
+from scheduler_engine.policy import PriorityClass
 from wire.bus import BadEntry, BusError, UsageEntry, UsageReader
 from wire.messages import EngineCounters, Released, Reserved, ToLedger, Usage
 
@@ -133,6 +134,7 @@ def _translate(message: ToLedger) -> LedgerMessage:
                 window_id=message.window_id,
                 policy_version=message.policy_version,
                 price_version=message.price_version,
+                requested_class=_label(message.requested_class),
             )
         case Usage():
             return Settlement(
@@ -148,11 +150,16 @@ def _translate(message: ToLedger) -> LedgerMessage:
                 policy_version=message.policy_version,
                 price_version=message.price_version,
                 counters=_counters(message.counters),
+                requested_class=_label(message.requested_class),
             )
         case Released():
             return Release(operation_id=operation_id, tenant_id=tenant_id, reason=message.reason)
         case _:
             assert_never(message)
+
+
+def _label(priority_class: PriorityClass | None) -> str:
+    return "" if priority_class is None else priority_class.label
 
 
 def _counters(counters: EngineCounters) -> Counters:

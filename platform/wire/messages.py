@@ -87,6 +87,7 @@ class Submit:
     price_version: int = 0
     remaining_completion_us: int | None = None  # to the last token: refuses before the start, only orders after it
     is_return: bool = False  # the client was refused with a Retry-After and is back
+    requested_class: PriorityClass | None = None  # where the policy had it served in a lower class
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,6 +277,7 @@ class Reserved:
     window_id: str
     policy_version: int
     price_version: int
+    requested_class: PriorityClass | None = None  # where the policy had it served in a lower class
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,6 +298,7 @@ class Usage:
     policy_version: int
     price_version: int
     counters: EngineCounters
+    requested_class: PriorityClass | None = None  # where the policy had it served in a lower class
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from tenants.models.words import CLASS_CHOICES, CLASS_LABELS
 PROPOSAL_STATES = ["draft", "waiting", "applied", "withdrawn", "conflict"]
 MAX_TOKENS_DEFAULT = 512
 DEFAULT_ABOVE_CAP = "default max tokens must not lie above max tokens cap"
+NOT_LOWER = "overflow goes to a lower class, or nowhere"
 
 
 def _limit(unit: str) -> models.BigIntegerField[int | None, int | None]:
@@ -159,6 +160,13 @@ class QuotaPolicy(BoundedRow):
     hard_deadline_ms = models.BigIntegerField(
         "hard deadline (ms)", null=True, blank=True, help_text="to the first token; what cannot keep it is shed"
     )
+    overflow_to = models.CharField(
+        max_length=16,
+        blank=True,
+        default="",
+        choices=CLASS_CHOICES,
+        help_text="the lower class that serves what this one's limits would refuse; empty = it is refused",
+    )
 
     class Meta:
         ordering = ["tenant", "priority_class"]
@@ -176,6 +184,13 @@ class QuotaPolicy(BoundedRow):
                 name="quota_default_within_cap",
                 violation_error_message=DEFAULT_ABOVE_CAP,
             ),
+            models.CheckConstraint(
+                condition=Q(overflow_to="")
+                | Q(priority_class="interactive", overflow_to__in=["default", "batch"])
+                | Q(priority_class="default", overflow_to="batch"),
+                name="quota_overflow_is_lower",
+                violation_error_message=NOT_LOWER,
+            ),
         ]
 
     def __str__(self) -> str:
@@ -185,6 +200,9 @@ class QuotaPolicy(BoundedRow):
         """The matrix edits the cap and not the default, so its forms leave out the constraint over both."""
         if self.max_tokens_cap is not None and self.default_max_tokens > self.max_tokens_cap:
             raise ValidationError({"max_tokens_cap": f"{DEFAULT_ABOVE_CAP} (the default is {self.default_max_tokens})"})
+        labels = list(CLASS_LABELS)
+        if self.overflow_to and labels.index(self.overflow_to) <= labels.index(self.priority_class):
+            raise ValidationError({"overflow_to": NOT_LOWER})
 
 
 class PolicyVersion(models.Model):

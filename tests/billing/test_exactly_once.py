@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from billing import ledger, rollups, selectors
 from billing.messages import LedgerMessage, Settlement
-from billing.models import LedgerAlert, LedgerEntry, UsageRequest
+from billing.models import LedgerAlert, LedgerEntry, Rollup, UsageRequest
 from billing.pricing import CHARGED_TERMINALS, Terminal, TokenCounts, charge_micros
 
 MAX_OPERATIONS = 6
@@ -110,6 +110,26 @@ def test_only_charged_ends_are_ever_settles(world: Any, terminal: Terminal) -> N
     ledger.apply([world.reserve(1), world.usage(1, terminal=terminal)])
     kinds = LedgerEntry.objects.values_list("kind", flat=True)
     assert ("settle" in kinds) == (terminal in CHARGED_TERMINALS)
+
+
+@pytest.mark.parametrize("counts", [TokenCounts(0, 0, 0), TokenCounts(90, 30, 0), TokenCounts(100, 40, 33)])
+@pytest.mark.parametrize("terminal", list(Terminal))
+def test_a_downgraded_operation_is_charged_as_the_class_that_served_it_however_it_ends(
+    world: Any, terminal: Terminal, counts: TokenCounts
+) -> None:
+    """P37, P38, P23. Both classes stand in the books; the one asked for changes no amount."""
+    both = {"priority_class": "batch", "requested_class": "interactive"}
+    ledger.apply([world.reserve(1, **both), world.usage(1, terminal=terminal, counts=counts, **both)])
+    served = selectors.price_list(world.price_version).find(world.model, "batch")
+    operation = UsageRequest.objects.get()
+    assert (operation.requested_class, operation.priority_class) == ("interactive", "batch")
+    assert operation.cost_micros == charge_micros(terminal, counts, served)
+    assert (operation.cost_micros > 0) == (terminal in CHARGED_TERMINALS and counts.total > 0)
+    assert set(LedgerEntry.objects.values_list("requested_class", "priority_class")) == {("interactive", "batch")}
+    (rolled_up,) = Rollup.objects.all()
+    assert (rolled_up.num_requests, rolled_up.num_downgraded) == (1, 1)
+    assert rollups.num_wrong_rows() == 0
+    assert not LedgerAlert.objects.exists()
 
 
 def test_settlers_that_race_for_the_same_messages_book_each_once(transactional_db: None, world: Any) -> None:  # P33

@@ -53,6 +53,17 @@ def test_minutes_are_read_from_the_ledger(world: Any) -> None:
     assert [[(one.num_requests, one.cost_micros) for one in bucket.sums] for bucket in found[:2]] == [[], [(1, 27)]]
 
 
+@pytest.mark.parametrize("width", list(Width))
+def test_downgraded_requests_are_counted_beside_the_class_that_served_them(world: Any, width: Width) -> None:  # P37
+    down = {"priority_class": "batch", "requested_class": "default"}
+    for number, classes in ((1, down), (2, down), (3, {"priority_class": "batch"})):
+        ledger.apply([world.reserve(number, **classes), world.usage(number, **classes)])
+    ended = UsageRequest.objects.get(id=world.operation_id(1)).ended_at
+    spans = {"tenant_id": world.aurora, "starts_at": ended, "ends_at": ended + timedelta(minutes=1), "width": width}
+    (one,) = [sums for bucket in buckets(**spans, groups=[Group.CLASS]) for sums in bucket.sums]
+    assert (one.group, one.num_requests, one.num_downgraded) == ({"priority_class": "batch"}, 3, 2)
+
+
 def test_groups_tell_sums_apart_and_filters_leave_others_out(world: Any) -> None:
     sums(world.aurora, DAY, 1, priority_class="batch")
     sums(world.aurora, DAY, 2, priority_class="default")

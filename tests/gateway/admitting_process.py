@@ -28,7 +28,7 @@ PRICES = TokenPrices(prompt=1_000_000, cached=1_000_000, output=1_000_000)  # on
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """``now_ms`` is the clock that limits are taken by; None is Redis' own."""
+    """``now_ms`` is the clock that limits are taken by; None is Redis' own. ``lower``: limits of where it overflows."""
 
     at_ns: int
     tenant: str
@@ -36,18 +36,26 @@ class Order:
     limits: dict[str, int]
     release: list[str] = field(default_factory=list)
     now_ms: int | None = None
+    lower: dict[str, int] | None = None
 
 
-def wish(order: Order) -> Wish:
-    quota = TenantClassPolicy(tenant_id=order.tenant, priority_class=PriorityClass.DEFAULT, **order.limits)
+def wishes(order: Order) -> list[Wish]:
+    """Of one response."""
+    response_id = str(uuid.uuid4())
+    own = wish(response_id, order.tenant, PriorityClass.DEFAULT, order.limits)
+    return [own] if order.lower is None else [own, wish(response_id, order.tenant, PriorityClass.BATCH, order.lower)]
+
+
+def wish(response_id: str, tenant: str, priority_class: PriorityClass, limits: dict[str, int]) -> Wish:
+    quota = TenantClassPolicy(tenant_id=tenant, priority_class=priority_class, **limits)
     return Wish(
-        response_id=str(uuid.uuid4()),
-        gateway_id=f"gateway-{order.tenant}",
+        response_id=response_id,
+        gateway_id=f"gateway-{tenant}",
         worker_id="worker-1",
-        tenant_id=order.tenant,
+        tenant_id=tenant,
         project_id="p",
         key_id="k",
-        priority_class=PriorityClass.DEFAULT,
+        priority_class=priority_class,
         model="m",
         source="rest",
         prompt_tokens=20,
@@ -80,7 +88,7 @@ async def race(url: str, keys: Keys) -> None:
         while len(clients) < order.number:
             clients.append(Redis.from_url(url, protocol=2))
             await clients[-1].ping()
-        asks = [admission(client, keys, order.now_ms).admit(wish(order)) for client in clients[: order.number]]
+        asks = [admission(client, keys, order.now_ms).admit(*wishes(order)) for client in clients[: order.number]]
         releases = [
             bus.append_usage(Released(response_id=response_id, tenant_id=order.tenant, reason="test"))
             for response_id in order.release

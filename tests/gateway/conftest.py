@@ -335,6 +335,7 @@ class FakeWorker:
             policy_version=submit.policy_version,
             price_version=submit.price_version,
             counters=EngineCounters(),
+            requested_class=submit.requested_class,
         )
 
 

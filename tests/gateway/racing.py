@@ -80,13 +80,13 @@ class Race:
         """The worker's word that they are complete, in one step."""
         self._worker.publish(StepOutput(usages=[_usage(response_id, tenant) for response_id in response_ids]))
 
-    def held(self, tenant: str) -> Held:
+    def held(self, tenant: str, label: str = LABEL) -> Held:
         """One look: everything belongs to one instant."""
         with self._client.pipeline(transaction=True) as look:
-            look.hmget(self.keys.money(tenant, LABEL, time.strftime("%Y-%m", time.gmtime())), "open", "settled")
-            look.zcard(self.keys.lease(tenant, LABEL))
+            look.hmget(self.keys.money(tenant, label, time.strftime("%Y-%m", time.gmtime())), "open", "settled")
+            look.zcard(self.keys.lease(tenant, label))
             for kind in ("tokens", "requests"):
-                look.hget(self.keys.bucket(tenant, LABEL, kind), "level")
+                look.hget(self.keys.bucket(tenant, label, kind), "level")
             money, num_leases, tokens, requests = look.execute()
         opened, settled = (int(amount or 0) for amount in money)
         return Held(

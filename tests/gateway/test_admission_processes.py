@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -75,6 +76,24 @@ def test_of_twelve_requests_of_three_processes_a_limit_for_five_lets_in_five_and
         assert [outcome["reason"] for outcome in outcomes if "reason" in outcome] == [reason] * (MANY - FIVE)
         assert all(_is_within(look, limits) for look in watcher.looks)
         assert_adds_up(race, tenant, limits)
+
+
+@repeated
+def test_what_overflows_is_held_to_the_lower_classes_limits_and_takes_nothing_of_the_first(
+    race: Race, repetitions: int
+) -> None:
+    """P37 in a race: five in the class asked for, three below it, four nowhere."""
+    limits = {"money_micros": FIVE * WORST_CASE, "concurrency": FIVE}
+    lower = {"money_micros": 3 * WORST_CASE}
+    for repetition in range(repetitions):
+        tenant = f"overflow-{repetitions}-{repetition}"
+        outcomes = race.run(tenant, each=EACH, limits=limits, lower=lower, now_ms=START_MS)
+        labels = Counter(record["cls"] for record in race.records(tenant).values())
+        assert labels == {"default": FIVE, "batch": 3}
+        assert sum("admitted" in outcome for outcome in outcomes) == FIVE + 3
+        for label, number in labels.items():
+            held = race.held(tenant, label)
+            assert (held.open_micros, held.num_leases) == (number * WORST_CASE, number)
 
 
 @repeated

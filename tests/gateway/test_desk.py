@@ -78,12 +78,22 @@ def test_a_number_is_read(field: str, text: str, value: int | None) -> None:
 @pytest.mark.parametrize(
     ("field", "text"),
     [("weight", ""), ("weight", "0"), ("weight", "-1"), ("weight", "NaN"), ("weight", "1e3"), ("weight", "٣"),
-     ("concurrency", "-1"), ("hard_deadline_ms", "0"), ("money_window", "year"), ("tokens_per_minute", "9" * 30)],
+     ("concurrency", "-1"), ("hard_deadline_ms", "0"), ("money_window", "year"), ("tokens_per_minute", "9" * 30),
+     ("overflow_to", "interactive"), ("overflow_to", "default"), ("overflow_to", "nowhere")],
 )  # fmt: skip
 def test_what_the_engine_would_refuse_is_said_at_its_box(field: str, text: str) -> None:
     made = forms.edited(document(), posted(document(), **{field: text}))
     assert list(made.wrong) == [f"aurora.default.{field}"]
     assert made.document == document()
+
+
+def test_where_a_class_overflows_to_is_read_and_offered_only_downwards() -> None:
+    made = forms.edited(document(), posted(document(), overflow_to="batch"))
+    assert (cell_of(made)["overflow_to"], made.wrong) == ("batch", {})
+    assert cell_of(forms.edited(made.document, posted(made.document, overflow_to="")))["overflow_to"] is None
+    (row, *_) = forms.cells(document(), {}, ["aurora"])
+    (box,) = [one for one in row.boxes if one.label == "overflow_to"]
+    assert (row.priority_class, box.kind, box.lower_classes) == ("interactive", "class", ["default", "batch"])
 
 
 def test_an_unticked_box_takes_the_class_away() -> None:

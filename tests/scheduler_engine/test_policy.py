@@ -62,6 +62,8 @@ def put(path: str, value: object) -> Callable[[dict[str, Any]], None]:
         (put("tenants.0.allowed", 1), r"tenants\[0\].allowed must be true or false"),
         (put("tenants.0.priority_class", "urgent"), "interactive, default or batch, not 'urgent'"),
         (put("tenants.0.money_window", "week"), "day or month"),
+        (put("tenants.0.overflow_to", "interactive"), r"tenants\[0\].overflow_to must be a lower class than"),
+        (put("tenants.0.overflow_to", ""), "interactive, default or batch, not ''"),
         (put("tenants.0.colour", "red"), "unknown field 'colour'"),
         (put("tenants.0.tenant_id", ""), "tenant_id must be a text"),
         (put("classes.batch.floor_percent", 90), "sum to at most 100, not 110"),

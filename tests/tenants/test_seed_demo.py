@@ -15,7 +15,7 @@ from django.core.management import call_command
 from billing.selectors import current_policy_document, current_price_version
 from scheduler_engine.policy import PriorityClass, cpu_classes, snapshot_from_dict
 from tenants import api_keys, selectors, services
-from tenants.models import ApiKey, QuotaPolicy, Tenant
+from tenants.models import ApiKey, PolicyVersion, QuotaPolicy, Tenant
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +54,13 @@ def test_a_second_run_changes_nothing_and_tells_no_secret(db: None) -> None:
     assert again["admin"]["password"] is None
     assert current_policy_document() == before
     assert ApiKey.objects.count() == 4
+
+
+def test_a_fresh_platform_has_one_policy_version_and_it_says_why(db: None) -> None:
+    seed()
+    (version,) = PolicyVersion.objects.all()
+    assert (version.version, version.actor) == (1, "seed_demo")
+    assert version.reason.startswith("The demo's tenants")
 
 
 def test_keys_and_password_of_a_known_file_are_kept_as_they_are(db: None, tmp_path: Path) -> None:

@@ -105,7 +105,9 @@ def test_a_publisher_that_is_down_does_not_lose_the_edit(
 
 
 def test_a_version_is_a_whole_policy_that_the_engine_accepts(aurora: Any, stranger: Any) -> None:
-    limits = cell(aurora, INTERACTIVE, weight=4, tokens_per_minute=0, money_micros=5, money_window="day")
+    limits = cell(
+        aurora, INTERACTIVE, weight=4, tokens_per_minute=0, money_micros=5, money_window="day", overflow_to=BATCH
+    )
     services.save_quota(actor="alice", policy=limits)
     snapshot = snapshot_from_dict(selectors.current_policy().policy)
     assert [policy.priority_class for policy in snapshot.classes] == [INTERACTIVE, DEFAULT, BATCH]
@@ -154,6 +156,7 @@ def test_the_document_names_every_tenant(aurora: Any, stranger: Any) -> None:
         ({"hard_deadline_ms": 0}, "at least 1"),
         ({"default_max_tokens": 513, "max_tokens_cap": 512}, "must not lie above"),
         ({"money_window": "week"}, "not a valid choice"),
+        ({"overflow_to": INTERACTIVE}, "to a lower class"),
     ],
 )
 def test_a_quota_that_makes_no_sense_is_refused_in_clear_words(aurora: Any, change: dict[str, Any], words: str) -> None:

@@ -28,11 +28,12 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Of ``num_calls`` at a place, how many a limit would have refused."""
+    """Of ``num_calls`` at a place, how many a limit would have refused, or sent to the class ``overflow_to``."""
 
     place: str
     num_calls: int
     by_limit: Mapping[str, int]
+    overflow_to: str | None = None
 
 
 class _Bucket:
@@ -62,7 +63,10 @@ def refused(calls: Iterable[Call], limits: Mapping[str, Mapping[str, Any]]) -> l
     for call in sorted(calls):
         if call.place in limits:
             by_place.setdefault(call.place, []).append(call)
-    return [Refused(place, len(found), _refused(found, limits[place])) for place, found in sorted(by_place.items())]
+    return [
+        Refused(place, len(found), _refused(found, limits[place]), limits[place].get("overflow_to"))
+        for place, found in sorted(by_place.items())
+    ]
 
 
 def _refused(calls: list[Call], limits: Mapping[str, Any]) -> Mapping[str, int]:

@@ -22,6 +22,7 @@ COLUMNS: dict[str, tuple[str, str]] = {  # field: (what it is called, its unit)
     "default_max_tokens": ("answer", "tokens, default"),
     "max_tokens_cap": ("answer", "tokens, at most"),
     "hard_deadline_ms": ("deadline", "ms"),
+    "overflow_to": ("beyond its limits", "served in class"),
 }
 RANKS = {name.label: rank for rank, name in enumerate(PriorityClass)}
 CELL_FIELDS = tuple(one.name for one in fields(TenantClassPolicy) if one.name not in ("tenant_id", "priority_class"))
@@ -42,7 +43,14 @@ class Box:
     def kind(self) -> str:
         if self.name.endswith(".allowed"):
             return "tick"
+        if self.name.endswith(".overflow_to"):
+            return "class"
         return "window" if self.name.endswith(".money_window") else "number"
+
+    @property
+    def lower_classes(self) -> list[str]:
+        """Of a cell's box: where its overflow may go."""
+        return list(RANKS)[RANKS[self.name.split(".")[-2]] + 1 :]
 
 
 @dataclass(slots=True)
@@ -76,7 +84,7 @@ def cells(document: Document, names: Mapping[str, str], shown: Iterable[str]) ->
             row["tenant_id"],
             names.get(row["tenant_id"], row["tenant_id"]),
             row["priority_class"],
-            [Box(box_name(row, name), name, row[name]) for name in CELL_FIELDS],
+            [Box(box_name(row, name), name, row.get(name)) for name in CELL_FIELDS],
             100 * row["weight"] / totals[row["priority_class"]] if row["allowed"] else None,
         )
         for row in document["tenants"]
@@ -127,6 +135,11 @@ def _read_into(
             made.wrong[box] = "day or month"
         else:
             row[name] = text
+    elif name == "overflow_to":
+        if text and (text not in RANKS or RANKS[text] <= RANKS[row["priority_class"]]):
+            made.wrong[box] = "a lower class, or empty"
+        else:
+            row[name] = text or None
     else:
         value, wrong = _number(text, *bounds_of(kind)[name])
         if wrong:

@@ -194,6 +194,7 @@ def _usage_result(sums: Sums) -> dict[str, Any]:
         "input_audio_tokens": 0,
         "output_audio_tokens": 0,
         "num_model_requests": sums.num_requests,
+        "num_downgraded_requests": sums.num_downgraded,
         "user_id": None,
         "batch": None,
         **_grouped(sums),

@@ -30,7 +30,7 @@ SPANS = {
     "week": (Width.HOUR, timedelta(days=7)),
     "quarter": (Width.DAY, timedelta(days=90)),
 }
-_FIELDS = ("num_requests", "prompt_tokens", "cached_tokens", "output_tokens", "cost_micros")
+_FIELDS = ("num_requests", "num_downgraded", "prompt_tokens", "cached_tokens", "output_tokens", "cost_micros")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,7 @@ class Row:
 
     name: str
     num_requests: int
+    num_downgraded: int
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int

@@ -8,7 +8,7 @@ import hmac
 import json
 import secrets
 from argparse import ArgumentParser
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,14 @@ from django.db import transaction
 from billing import selectors as billing_selectors
 from billing import services as billing_services
 from billing.pricing import TokenPrices
-from scheduler_engine.policy import PriorityClass, TenantClassPolicy, cpu_classes, gpu_classes
+from scheduler_engine.policy import ClassPolicy, PriorityClass, TenantClassPolicy, cpu_classes, gpu_classes
 from tenants import api_keys, members, selectors, services
+from tenants.audit import change_by
 from tenants.models import ApiKey, Project, Tenant
 from tenants.roles import Role
 
 ACTOR = "seed_demo"
+REASON = "The demo's tenants with their limits, the parameters of the classes, and prices."
 ADMIN = "admin"
 ADMIN_EMAIL = "admin@rubato.example"
 MODEL = "smollm2-135m-instruct"
@@ -88,10 +90,8 @@ class Command(BaseCommand):
         known: dict[str, str] = {} if options["reissue"] else _known(options["known"])
         renew = options["reissue"] or options["known"] is not None
         with transaction.atomic():
-            if selectors.current_policy() is None:
-                classes = cpu_classes() if options["profile"] == "cpu" else gpu_classes()
-                services.save_classes(actor=ACTOR, policies=list(classes))
-            _price(options["model"] or [MODEL])
+            classes = cpu_classes() if options["profile"] == "cpu" else gpu_classes()
+            _policy(classes, options["model"] or [MODEL])
             projects = {demo.slug: _project(demo) for demo in TENANTS}
             keys = {slug: _key(project, known.get(slug), renew) for slug, project in projects.items()}
             password = _admin_password(known.get(ADMIN), renew)
@@ -111,26 +111,40 @@ def _known(path: Path | None) -> dict[str, str]:
     return {owner: secret for owner, secret in secrets_by_owner.items() if isinstance(secret, str)}
 
 
-def _price(models: list[str]) -> None:
-    prices = billing_selectors.price_list(billing_selectors.current_price_version()).prices
-    missing = {
+def _policy(classes: Sequence[ClassPolicy], models: list[str]) -> None:
+    """One version with what is missing: class parameters before the first version, tenants that are not there yet with
+    their quotas, and prices. What exists is an operator's.
+    """
+    first = classes if selectors.current_policy() is None else ()
+    tenants = [demo for demo in TENANTS if not Tenant.objects.filter(slug=demo.slug).exists()]
+    prices = _missing_prices(models)
+    if not (first or tenants or prices):
+        return
+    with change_by(ACTOR):
+        services.serialise_policy_edits()
+        cells = []
+        for demo in tenants:
+            tenant = services.write_tenant(slug=demo.slug, name=demo.name, timezone=demo.timezone)
+            cells += [_quota(demo, tenant, label) for label in PriorityClass]
+        services.write_rows(classes=first, cells=cells)
+        if prices:
+            billing_services.write_prices(actor=ACTOR, prices=prices)
+        services.record_policy(ACTOR, REASON)
+
+
+def _missing_prices(models: list[str]) -> dict[tuple[str, str], TokenPrices]:
+    known = billing_selectors.price_list(billing_selectors.current_price_version()).prices
+    return {
         (model, priority_class.label): price
         for model in models
         for priority_class, price in PRICES.items()
-        if (model, priority_class.label) not in prices
+        if (model, priority_class.label) not in known
     }
-    if missing:
-        billing_services.set_prices(actor=ACTOR, prices=missing)
 
 
 def _project(demo: DemoTenant) -> Project:
-    """The tenant's project; a tenant that is not there yet comes with its quotas. Quotas that exist are an
-    operator's.
-    """
-    tenant = Tenant.objects.filter(slug=demo.slug).first()
-    if tenant is None:
-        tenant = services.create_tenant(actor=ACTOR, slug=demo.slug, name=demo.name, timezone=demo.timezone)
-        services.save_quotas(actor=ACTOR, policies=[_quota(demo, tenant, label) for label in PriorityClass])
+    """The tenant's project."""
+    tenant = Tenant.objects.get(slug=demo.slug)
     project = Project.objects.filter(tenant=tenant, name=KEY_NAME).first()
     return project or services.create_project(
         actor=ACTOR, tenant=tenant, name=KEY_NAME, default_class=demo.default_class
