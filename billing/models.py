@@ -88,7 +88,11 @@ class UsageRequest(models.Model):
     reserved_tokens = models.BigIntegerField(default=0)
     reserved_at = models.DateTimeField(null=True)
     requested_class = models.CharField(
-        max_length=16, default="", blank=True, help_text="blank = the class that served it; else a lower one did"
+        max_length=16,
+        default="",
+        db_default="",
+        blank=True,
+        help_text="blank = the class that served it; else a lower one did",
     )
     state = models.CharField(max_length=20, default=OPEN, choices=[(state, state) for state in STATES])
     attempt = models.IntegerField(null=True)
@@ -171,7 +175,11 @@ class LedgerEntry(models.Model):
     output_tokens = models.BigIntegerField(default=0)
     reason = models.CharField(max_length=120, default="")
     requested_class = models.CharField(
-        max_length=16, default="", blank=True, help_text="blank = the class that served it; else a lower one did"
+        max_length=16,
+        default="",
+        db_default="",
+        blank=True,
+        help_text="blank = the class that served it; else a lower one did",
     )
     actor = models.CharField(max_length=150)
     created_at = models.DateTimeField(default=timezone.now, editable=False)
@@ -223,7 +231,9 @@ class Rollup(models.Model):
     cached_tokens = models.BigIntegerField()
     output_tokens = models.BigIntegerField()
     cost_micros = models.BigIntegerField()
-    num_downgraded = models.BigIntegerField(default=0, help_text="of the requests: asked for a higher class")
+    num_downgraded = models.BigIntegerField(
+        default=0, db_default=0, help_text="of the requests: asked for a higher class"
+    )
 
     class Meta:
         ordering = ["-hour", "tenant_id", "priority_class", "model"]

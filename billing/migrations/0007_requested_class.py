@@ -14,17 +14,17 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name='ledgerentry',
             name='requested_class',
-            field=models.CharField(blank=True, default='', help_text='blank = the class that served it; else a lower one did', max_length=16),
+            field=models.CharField(blank=True, db_default='', default='', help_text='blank = the class that served it; else a lower one did', max_length=16),
         ),
         migrations.AddField(
             model_name='rollup',
             name='num_downgraded',
-            field=models.BigIntegerField(default=0, help_text='of the requests: asked for a higher class'),
+            field=models.BigIntegerField(db_default=0, default=0, help_text='of the requests: asked for a higher class'),
         ),
         migrations.AddField(
             model_name='usagerequest',
             name='requested_class',
-            field=models.CharField(blank=True, default='', help_text='blank = the class that served it; else a lower one did', max_length=16),
+            field=models.CharField(blank=True, db_default='', default='', help_text='blank = the class that served it; else a lower one did', max_length=16),
         ),
         migrations.AddConstraint(
             model_name='usagerequest',

@@ -13,7 +13,7 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name='quotapolicy',
             name='overflow_to',
-            field=models.CharField(blank=True, choices=[('interactive', 'interactive'), ('default', 'default'), ('batch', 'batch')], default='', help_text="the lower class that serves what this one's limits would refuse; empty = it is refused", max_length=16),
+            field=models.CharField(blank=True, choices=[('interactive', 'interactive'), ('default', 'default'), ('batch', 'batch')], db_default='', default='', help_text="the lower class that serves what this one's limits would refuse; empty = it is refused", max_length=16),
         ),
         migrations.AddConstraint(
             model_name='quotapolicy',

@@ -164,6 +164,7 @@ class QuotaPolicy(BoundedRow):
         max_length=16,
         blank=True,
         default="",
+        db_default="",
         choices=CLASS_CHOICES,
         help_text="the lower class that serves what this one's limits would refuse; empty = it is refused",
     )
