@@ -79,6 +79,7 @@ SERIES: list[tuple[str, dict[str, str], float]] = [
     ("rubato_bus_up", {}, 1),
     ("rubato_gateway_start_time_seconds", {}, 900),
     ("rubato_http_requests_total", {"status": "200", "class": "batch"}, 1),
+    ("rubato_downgraded_requests_total", {"requested": "interactive", "served": "default"}, 1),
     ("rubato_streams_open", {"kind": "sse"}, 0),
     ("rubato_reconcile_difference_tokens", {"kind": "output"}, 3),
     ("rubato_reconcile_wrong_rollups", {}, 0),
@@ -164,6 +165,7 @@ COMPARED = {
 def full_page(**changes: Any) -> bytes:
     gateway = GatewayCounters(started_at_s=900)
     gateway.count_request(200, PriorityClass.BATCH)
+    gateway.count_downgrade(PriorityClass.INTERACTIVE, PriorityClass.DEFAULT)
     return render([FULL], gateway, compared=COMPARED, now_s=1_000, **{"names_tenants": True, **changes})
 
 
