@@ -122,7 +122,7 @@ def _policy(classes: Sequence[ClassPolicy], models: list[str]) -> None:
         return
     with change_by(ACTOR):
         services.serialise_policy_edits()
-        cells = []
+        cells: list[TenantClassPolicy] = []
         for demo in tenants:
             tenant = services.write_tenant(slug=demo.slug, name=demo.name, timezone=demo.timezone)
             cells += [_quota(demo, tenant, label) for label in PriorityClass]
