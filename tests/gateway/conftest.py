@@ -472,8 +472,8 @@ class World:
         """open and settled, over all windows."""
         totals = {"open": 0, "settled": 0}
         for key in self.redis.scan_iter(f"{self.redis_keys.prefix}money:{tenant}:{label}:*"):
-            for name, amount in self.redis.hgetall(key).items():
-                totals[name.decode()] += int(amount)
+            for name, amount in zip(totals, self.redis.hmget(key, *totals), strict=True):
+                totals[name] += int(amount or 0)
         return totals
 
     def level(self, kind: str, tenant: str, label: str = "default") -> float | None:
