@@ -168,6 +168,7 @@ class UsageResult(Grouped):
     input_audio_tokens = serializers.IntegerField()
     output_audio_tokens = serializers.IntegerField()
     num_model_requests = serializers.IntegerField()
+    num_downgraded_requests = serializers.IntegerField()
     user_id = serializers.CharField(allow_null=True)
     batch = serializers.BooleanField(allow_null=True)
 
