@@ -199,7 +199,7 @@ def form_of(client: Client, page: str = "/operator/policy/", **changes: str) -> 
         else:
             found[name] = re.findall(r'value="([^"]*)"', box)[0]
     for name, options in re.findall(r'<select name="([^"]+)"[^>]*>(.*?)</select>', text):
-        found[name] = re.findall(r"<option selected>(\w+)", options)[0]
+        found[name] = next(iter(re.findall(r"<option selected>(\w+)", options)), "")  # else the first, empty
     for end, value in changes.items():
         (name,) = [one for one in found if one.endswith(end.replace("__", "."))]
         found[name] = value
