@@ -11,7 +11,7 @@ import pytest
 
 from tests.end_to_end.running_up import Up
 
-_CASE = re.compile(r"test_(?:kill_matrix|batches_kill)\.py::[^\[]+\[(?P<victim>[a-z]+)(?:-(?P<point>.+))?\]$")
+_CASE = re.compile(r"test_(?:kill_matrix|batches_kill)\.py::[^\[]+\[(?:(?P<point>.+)-)?(?P<victim>[a-z]+)\]$")
 _A_BATCH = "a batch of 1,000 lines"
 
 

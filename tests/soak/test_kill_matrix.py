@@ -77,8 +77,8 @@ POINTS = (
 )
 
 
+@pytest.mark.parametrize("victim", VICTIMS)  # the quickest to change: one that dies time and again is given up
 @pytest.mark.parametrize("point", POINTS)
-@pytest.mark.parametrize("victim", VICTIMS)
 async def test_after_the_kill_of_any_one_process_the_books_are_right_and_requests_are_served(
     platform: Up, victim: str, point: str, record_property: Callable[[str, object], None]
 ) -> None:
