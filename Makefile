@@ -7,6 +7,7 @@
 
 PYTHON ?= python3
 ARGS ?=
+WORKERS ?= 3
 TORCH_INDEX ?=
 EXTRAS := platform,worker,grammar,demo
 # A comma inside an argument of $(call …).
@@ -34,7 +35,7 @@ sim: $(STORY)
 	@$(RUN) -m gpu_worker.simulate --story flood --device h200-8b --seed 1 $(ARGS)
 
 test: $(ALL) model
-	@$(RUN) -m pytest -m "not soak and not gpu" -rs $(ARGS)
+	@$(RUN) -m pytest --numprocesses=$(WORKERS) --dist=loadfile -m "not soak and not gpu" -rs $(ARGS)
 
 soak: $(ALL) model
 	@$(RUN) -m pytest -m soak -rs $(ARGS) || $(NONE_IS_FINE)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from django.conf import settings
@@ -35,25 +36,46 @@ def _point_django_at(urls: dict[str, str], redis_url: str) -> None:
     settings.CHANNEL_LAYERS["default"]["CONFIG"]["hosts"][0]["address"] = redis_url
 
 
-def _empty_tables(_: TransactionTestCase) -> None:
-    """In place of Django's flush, which empties every table and then makes all content types and permissions again.
+class Migrated:
+    """The tables of all models. Always: after ``restore`` they hold what migrations made, and nothing else."""
 
-    A table without a page holds no row, whoever may see its rows.
-    """
-    owner = connections["owner"]
-    emptied = set(owner.introspection.django_table_names(only_existing=True, include_views=False))
-    emptied -= {"django_content_type", "auth_permission"}
-    with owner.cursor() as cursor:
+    _KEPT = frozenset({"django_content_type", "auth_permission"})  # no test changes them
+
+    def __init__(self) -> None:
+        self._owner = connections["owner"]
+        names = self._owner.introspection.django_table_names(only_existing=True, include_views=False)
+        self._names = sorted(set(names) - self._KEPT)
+        with self._owner.cursor() as cursor:
+            self._made = {name: self._rows(cursor, name) for name in self._used(cursor)}
+
+    def restore(self) -> None:
+        """In place of Django's flush, which empties every table, what migrations made too, and makes all content types
+        and permissions again.
+        """
+        with self._owner.cursor() as cursor:
+            if used := self._used(cursor):
+                cursor.execute(f"TRUNCATE {', '.join(used)} CASCADE")
+            for name, rows in self._made.items():
+                values = f"({', '.join(['%s'] * len(rows[0]))})"
+                cursor.execute(f"ALTER TABLE {name} DISABLE TRIGGER USER")  # the trail is not told
+                cursor.executemany(f"INSERT INTO {name} VALUES {values}", rows)
+                cursor.execute(f"ALTER TABLE {name} ENABLE TRIGGER USER")
+
+    def _used(self, cursor: Any) -> list[str]:
+        """A table without a page holds no row, whoever may see its rows."""
         cursor.execute(
-            "SELECT oid::regclass::text FROM pg_class WHERE relname = ANY(%s) AND pg_relation_size(oid) > 0 ORDER BY 1",
-            [sorted(emptied)],
+            "SELECT relname FROM pg_class WHERE relname = ANY(%s) AND relkind = 'r' AND pg_relation_size(oid) > 0",
+            [self._names],
         )
-        if used := ", ".join(name for (name,) in cursor.fetchall()):
-            cursor.execute(f"TRUNCATE {used} CASCADE")
+        return sorted(name for (name,) in cursor.fetchall())
+
+    @staticmethod
+    def _rows(cursor: Any, name: str) -> list[Any]:
+        cursor.execute(f"TABLE {name}")
+        return list(cursor.fetchall())
 
 
 def pytest_configure() -> None:
-    TransactionTestCase._fixture_teardown = _empty_tables
     settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
     settings.WHITENOISE_AUTOREFRESH = True  # files are looked for when asked for, and not by every new Client
     _point_django_at(
@@ -99,18 +121,26 @@ def database_urls(postgres: EmbeddedPostgres) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def django_db_setup(
+def migrated(
     django_test_environment: None, django_db_blocker: DjangoDbBlocker, database_urls: dict[str, str]
-) -> Iterator[None]:
-    """Tables made by app_owner; tests then run as app_ops (alias default) and app_rw (alias tenant).
-
-    Two aliases are two connections: a test that writes with one and reads with the other wants ``transactional_db``.
-    """
+) -> Migrated:
+    """Tables made by app_owner."""
     from django.core.management import call_command
 
     _point_django_at(database_urls, settings.REDIS_URL)
     with django_db_blocker.unblock():
         call_command("migrate", database="owner", verbosity=0)
+        return Migrated()
+
+
+@pytest.fixture(scope="session")
+def django_db_setup(migrated: Migrated, django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
+    """Tests run as app_ops (alias default) and app_rw (alias tenant).
+
+    Two aliases are two connections: a test that writes with one and reads with the other wants ``transactional_db``.
+    """
+    with django_db_blocker.unblock(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TransactionTestCase, "_fixture_teardown", lambda _: migrated.restore())
         yield
         for connection in connections.all():
             connection.close()

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 from channels.routing import ProtocolTypeRouter, URLRouter
@@ -110,6 +111,7 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def product(
     django_db_setup: None,
+    migrated: Any,
     django_db_blocker: DjangoDbBlocker,
     valkey_url: str,
     tmp_path_factory: pytest.TempPathFactory,
@@ -122,6 +124,7 @@ def product(
         patch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "true")  # as for ``browser``
         with running(valkey_url) as product:
             yield product
+        migrated.restore()
 
 
 @pytest.fixture

@@ -105,7 +105,9 @@ def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
 
 
 @pytest.fixture(scope="module")
-def books(django_db_setup: None, django_db_blocker: DjangoDbBlocker, valkey_url: str) -> Iterator[dict[str, str]]:
+def books(
+    django_db_setup: None, migrated: Any, django_db_blocker: DjangoDbBlocker, valkey_url: str
+) -> Iterator[dict[str, str]]:
     """The four tenants with keys, for a module; emptied at its end. Returns the keys."""
     with django_db_blocker.unblock(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(settings, "REDIS_URL", valkey_url)
@@ -117,7 +119,7 @@ def books(django_db_setup: None, django_db_blocker: DjangoDbBlocker, valkey_url:
         for alias in ("default", "tenant"):  # gateway, owners and tests are one process here
             connections[alias].pool.resize(0, 16)
         yield json.loads(printed.getvalue())["keys"]
-        call_command("flush", database="owner", interactive=False, verbosity=0)
+        migrated.restore()
 
 
 @pytest.fixture(scope="module")
