@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -69,7 +68,7 @@ def test_a_ticket_wants_a_post_with_the_pages_token(valkey: str) -> None:
     assert house.ask(strict).status_code == 403
 
 
-@pytest.mark.parametrize("project", ["", "nonsense", str(uuid.uuid4())])
+@pytest.mark.parametrize("project", ["", "nonsense", "0199c0de-0000-7000-8000-00000000beef"])
 def test_a_ticket_is_for_a_project_of_the_tenant(valkey: str, project: str) -> None:
     house = House()
     assert house.ask(project=project).status_code == 404
