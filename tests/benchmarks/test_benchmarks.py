@@ -18,7 +18,7 @@ from benchmarks.serving import is_loopback
 
 def run(project_root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *arguments], cwd=project_root, capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, *arguments], cwd=project_root, capture_output=True, text=True, check=False, timeout=180
     )
 
 
