@@ -35,7 +35,7 @@ sim: $(STORY)
 	@$(RUN) -m gpu_worker.simulate --story flood --device h200-8b --seed 1 $(ARGS)
 
 test: $(ALL) model
-	@$(RUN) -m pytest --numprocesses=$(WORKERS) --dist=loadfile -m "not soak and not gpu" -rs $(ARGS)
+	@$(RUN) -m pytest --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder -m "not soak and not gpu" -rs $(ARGS)
 
 soak: $(ALL) model
 	@$(RUN) -m pytest -m soak -rs $(ARGS) || $(NONE_IS_FINE)
