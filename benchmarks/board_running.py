@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import shutil
 import statistics
 import tempfile
@@ -45,11 +46,12 @@ FIRST_TEXT = """() => new Promise((resolve) => {
 
 
 async def measured(seconds: float) -> dict[str, Any]:
+    logging.getLogger("httpx2").setLevel(logging.WARNING)  # or every call of the client is a line above the figures
     with tempfile.TemporaryDirectory(prefix="rubato-board-") as folder:
         async with product(Path(folder)) as demo, async_playwright() as playwright:
             browser = await playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-            shown = await _shown_steps(browser, demo, seconds)
             first_tokens = await _first_tokens(browser, demo)
+            shown = await _shown_steps(browser, demo, seconds)  # last: its last step is the last of the record
             await browser.close()
         return {"board_behind_a_step": _behind(shown, Path(folder) / "recorded"), **first_tokens}
 
