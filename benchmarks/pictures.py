@@ -134,6 +134,8 @@ async def signed_in(browser: Browser, demo: dict[str, Any], *, width: int, schem
     await page.get_by_label("Password").fill(demo["admin"]["password"])
     await page.get_by_role("button", name="Sign in").click()
     await page.get_by_role("heading", name="worker-1").wait_for()
+    await page.reload()  # without the word of welcome
+    await page.get_by_role("heading", name="worker-1").wait_for()
     return page
 
 

@@ -335,6 +335,32 @@ def test_the_door_is_asked_about_the_calls_of_the_last_hour(house: Any) -> None:
     assert "3 calls came; refused would have been 2 (at once)" in page
 
 
+@pytest.mark.parametrize(
+    ("is_granted", "words"),
+    [(True, "sent to batch, as far as its limits hold, would have been 1"), (False, "refused would")],
+)
+def test_calls_are_said_to_overflow_only_where_the_lower_class_is_granted(
+    house: Any, is_granted: bool, words: str
+) -> None:
+    batch = QuotaPolicy.objects.get(priority_class="batch")
+    batch.allowed = is_granted
+    services.save_quota(actor="tests", policy=selectors.tenant_class_policy(batch))
+    now = timezone.now()
+    for number in range(2):
+        UsageRequest.objects.create(
+            id=f"00000000-0000-7000-8000-{number:012d}",
+            tenant_id=house.tenant.id,
+            priority_class="default",
+            reserved_at=now - timedelta(minutes=1),
+            ended_at=now,
+            state="completed",
+        )
+    proposal = drafted(house.alice, default__requests_per_minute="1", default__overflow_to="batch")
+    page = house.alice.get(f"/operator/policy/edits/{proposal.id}").content.decode()
+    assert words in page
+    assert "<td>overflow_to</td><td>refused</td><td>batch</td>" in page
+
+
 def test_while_redis_is_away_an_edit_can_still_be_seen_and_saved(house: Any, settings: Any) -> None:
     settings.REDIS_URL = "redis://127.0.0.1:1/0"
     proposal = drafted(house.alice, default__weight="7")

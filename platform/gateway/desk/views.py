@@ -240,7 +240,7 @@ def _drafted(request: HttpRequest, boxes: list[forms.Box]) -> HttpResponse | Non
             box.value = posted[box.name]
         box.wrong = made.wrong.get(box.name, "")
     if made.wrong:
-        messages.error(request, f"{len(made.wrong)} fields cannot be as they are; nothing was saved.")
+        messages.error(request, f"{len(made.wrong)} of the fields cannot be as they are; nothing was saved.")
         return None
     try:
         drafted = proposals.draft(actor=request.user.get_username(), document=made.document, based_on=based_on)
@@ -253,10 +253,18 @@ def _drafted(request: HttpRequest, boxes: list[forms.Box]) -> HttpResponse | Non
 def _at_the_door(document: Document, edit: list[Change]) -> list[Refused]:
     """For the places that the edit touches, over the calls of the last hour."""
     touched = {change.place for change in edit}
-    limits = {place: row for place, row in places(document).items() if place in touched}
+    rows = places(document)
+    limits = {place: _overflowing(place, row, rows) for place, row in rows.items() if place in touched}
     if not any(not place.startswith("class ") for place in limits):
         return []
     return refused(_calls(timezone.now()), limits)
+
+
+def _overflowing(place: str, row: dict[str, Any], rows: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """The row, without its overflow where the lower class is not granted: the door refuses there."""
+    lower = row.get("overflow_to")
+    tenant = place.partition(" ")[0]
+    return row if not lower or rows.get(f"{tenant} {lower}", {}).get("allowed") else {**row, "overflow_to": None}
 
 
 def _calls(now: Any) -> list[Call]:

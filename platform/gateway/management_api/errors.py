@@ -66,7 +66,9 @@ def _first(detail: Any) -> tuple[str | None, str]:
 @csrf_exempt  # a key, not a cookie: whatever the method, it is JSON
 def not_found(request: HttpRequest, path: str = "") -> JsonResponse:
     """Any other path under the API."""
-    return JsonResponse(error_body(404, f"There is no {request.path[:200]} here."), status=404)
+    body = error_body(404, f"There is no {request.path[:200]} here.")
+    body["error"]["code"] = "route_not_found"  # as elsewhere under /v1
+    return JsonResponse(body, status=404)
 
 
 def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
