@@ -129,7 +129,12 @@ def duration_text(milliseconds: int) -> str:
 def window_id(quota: TenantClassPolicy, zone: ZoneInfo, now_ms: int) -> str:
     """The calendar window, in the tenant's zone, that a reservation made now belongs to."""
     local = datetime.fromtimestamp(now_ms / 1_000, tz=UTC).astimezone(zone)
-    return local.strftime("%Y-%m-%d" if quota.money_window == "day" else "%Y-%m")
+    return window_name(quota.money_window, local)
+
+
+def window_name(kind: str, local: datetime) -> str:
+    """Of the ``day`` or ``month`` of the tenant's calendar in which that moment lies."""
+    return local.strftime("%Y-%m-%d" if kind == "day" else "%Y-%m")
 
 
 def never_within_limit(wish: Wish) -> Refusal | None:

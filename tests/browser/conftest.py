@@ -26,40 +26,12 @@ from gateway.console.consumers import LiveConsumer
 from gateway.console.feed import LiveFeed
 from gateway.console.routing import websocket_urlpatterns
 from gateway.loads import loads
-from scheduler_engine.policy import PriorityClass
 from tests.browser.product import Product, running
-from wire.messages import HISTOGRAM_BOUNDS_MS, ClassSnapshot, Histogram, LoadSnapshot
+from tests.loads import quiet_load
+from wire.messages import LoadSnapshot
 
-EMPTY = Histogram(counts=(0,) * (len(HISTOGRAM_BOUNDS_MS) + 1), sum_us=0)
-
-
-def quiet_class(priority_class: PriorityClass) -> ClassSnapshot:
-    return ClassSnapshot(
-        priority_class=priority_class,
-        num_waiting=0,
-        num_running=0,
-        num_suspended=0,
-        waiting_gpu_us=0,
-        estimated_start_q50_us=0,
-        estimated_start_q90_us=0,
-        closed=False,
-        retry_after_us=None,
-        prompt_tokens=0,
-        output_tokens=0,
-        queue_wait=EMPTY,
-        ttft=EMPTY,
-        preemptions=(),
-        shed=(),
-    )
-
-
-IDLE = LoadSnapshot(
-    worker_id="worker-1",
-    epoch=1,
+IDLE = quiet_load(
     model="smollm2-135m-instruct",
-    ready=True,
-    draining=False,
-    max_model_len=2_048,
     last_step_age_us=40_000,
     step=1_200,
     num_blocks=512,
@@ -69,10 +41,6 @@ IDLE = LoadSnapshot(
     num_slots=16,
     num_free_slots=16,
     policy_version=3,
-    prompt_tokens_total=0,
-    output_tokens_total=0,
-    busy_us_total=0,
-    classes=tuple(quiet_class(each) for each in PriorityClass),
 )
 
 

@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from scheduler_engine.policy import PolicySnapshot, PriorityClass, snapshot_to_dict
+from tests.loads import quiet_load
 from wire.bus import FinishedOutput, GatewayBus, UsageReader, WorkerBus
 from wire.memory_bus import MemoryHub
 from wire.messages import ChoiceEnd, EngineCounters, Finished, LoadSnapshot, Submit, Tokens, Usage
@@ -169,25 +170,17 @@ class Make:
         return Usage(**{**fields, **changes})
 
     def load(self, worker_id: str = "w1", epoch: int = 1) -> LoadSnapshot:
-        return LoadSnapshot(
+        return quiet_load(
             worker_id=worker_id,
             epoch=epoch,
             model="toy",
-            ready=True,
-            draining=False,
             max_model_len=1_024,
-            last_step_age_us=0,
-            step=1,
             num_blocks=8,
             num_free_blocks=8,
             num_host_blocks=8,
             num_free_host_blocks=8,
             num_slots=4,
             num_free_slots=4,
-            policy_version=1,
-            prompt_tokens_total=0,
-            output_tokens_total=0,
-            busy_us_total=0,
             classes=(),
         )
 

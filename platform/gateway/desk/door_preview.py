@@ -57,6 +57,14 @@ class _Bucket:
         self._level = min(self._capacity, self._level + amount * MINUTE_US)
 
 
+def in_force(place: str, rows: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The place's limits as the door reads them: nothing overflows into a class that is not granted."""
+    row = rows[place]
+    tenant, lower = place.partition(" ")[0], row.get("overflow_to")
+    is_granted = rows.get(f"{tenant} {lower}", {}).get("allowed")
+    return row if lower is None or is_granted else {**row, "overflow_to": None}
+
+
 def refused(calls: Iterable[Call], limits: Mapping[str, Mapping[str, Any]]) -> list[Refused]:
     """By place, of those places that ``limits`` (``policy_changes.places``) names and calls came to."""
     by_place: dict[str, list[Call]] = {}

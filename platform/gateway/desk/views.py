@@ -23,7 +23,7 @@ from django.views.decorators.http import require_POST
 
 from billing.models import UsageRequest
 from gateway.desk import forms
-from gateway.desk.door_preview import Call, Refused, refused
+from gateway.desk.door_preview import Call, Refused, in_force, refused
 from gateway.desk.preview import Previews
 from tenants import audit, proposals, selectors, services
 from tenants.models import PolicyProposal, PolicyVersion, PriorityClass, QuotaPolicy, Tenant
@@ -254,17 +254,10 @@ def _at_the_door(document: Document, edit: list[Change]) -> list[Refused]:
     """For the places that the edit touches, over the calls of the last hour."""
     touched = {change.place for change in edit}
     rows = places(document)
-    limits = {place: _overflowing(place, row, rows) for place, row in rows.items() if place in touched}
+    limits = {place: in_force(place, rows) for place in rows if place in touched}
     if not any(not place.startswith("class ") for place in limits):
         return []
     return refused(_calls(timezone.now()), limits)
-
-
-def _overflowing(place: str, row: dict[str, Any], rows: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    """The row, without its overflow where the lower class is not granted: the door refuses there."""
-    lower = row.get("overflow_to")
-    tenant = place.partition(" ")[0]
-    return row if not lower or rows.get(f"{tenant} {lower}", {}).get("allowed") else {**row, "overflow_to": None}
 
 
 def _calls(now: Any) -> list[Call]:

@@ -15,6 +15,7 @@ from zoneinfo import ZoneInfo
 from django.db.models import Count, Q, QuerySet, Sum
 
 from billing.models import Rollup, UsageRequest
+from gateway.admission import window_name
 from gateway.gate import Spent
 from gateway.webhooks.models import Alert, Endpoint, Threshold
 from tenants.models import PriorityClass, QuotaPolicy
@@ -95,11 +96,9 @@ def _spent(windows: Iterable[Window], gate: MoneyGate) -> Iterator[tuple[Window,
 
 
 def _window(now: datetime, tenant_id: UUID, label: str, kind: str, cap: int | None, zone: str) -> Window:
-    """Its id is that of ``gateway.admission.window_id``."""
     midnight = now.astimezone(ZoneInfo(zone)).replace(hour=0, minute=0, second=0, microsecond=0)
     starts_at = midnight if kind == "day" else midnight.replace(day=1)
-    window_id = starts_at.strftime("%Y-%m-%d" if kind == "day" else "%Y-%m")
-    return Window(tenant_id, label, window_id, starts_at.astimezone(UTC), cap)
+    return Window(tenant_id, label, window_name(kind, starts_at), starts_at.astimezone(UTC), cap)
 
 
 def _exhausted(now: datetime, gate: MoneyGate) -> Iterator[Alert]:
