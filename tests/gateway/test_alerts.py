@@ -198,11 +198,14 @@ def test_the_page_draws_a_line_and_shows_how_near_it_is(house: House, valkey_url
     assert "50 % of the way" in client.get(house.at("alerts")).content.decode()
     with connect(valkey_url) as redis:
         redis.hset(name, mapping={"settled": 950, "refused_ms": now_ms})
+    early = client.get(house.at("alerts")).content.decode()
+    assert "<b>crossed</b> <small>just now: it stands under" in early
     with Gate(valkey_url, Keys(settings.RUBATO_REDIS_PREFIX)) as gate:
         alerts.find(timezone.now(), gate)
     tasks.announce(timezone.now())
     shown = client.get(house.at("alerts")).content.decode()
     assert "<b>crossed</b>" in shown
+    assert "just now" not in shown
     assert "a call was refused at 95 % settled" in shown
     assert "1 on its way" in shown
     line = Threshold.objects.get()

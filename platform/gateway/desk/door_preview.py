@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tenants.policy_changes import Change
+
 MINUTE_US = 60_000_000
 
 
@@ -63,6 +65,16 @@ def in_force(place: str, rows: Mapping[str, Mapping[str, Any]]) -> Mapping[str, 
     tenant, lower = place.partition(" ")[0], row.get("overflow_to")
     is_granted = rows.get(f"{tenant} {lower}", {}).get("allowed")
     return row if lower is None or is_granted else {**row, "overflow_to": None}
+
+
+def without_effect(rows: Mapping[str, Mapping[str, Any]], edit: Iterable[Change]) -> list[str]:
+    """Places of the tenants that the edit touches whose overflow goes to a class that they are not granted."""
+    tenants = {change.place.partition(" ")[0] for change in edit}
+    return [
+        place
+        for place, row in rows.items()
+        if place.partition(" ")[0] in tenants and row.get("overflow_to") and not in_force(place, rows)["overflow_to"]
+    ]
 
 
 def refused(calls: Iterable[Call], limits: Mapping[str, Mapping[str, Any]]) -> list[Refused]:

@@ -23,7 +23,7 @@ from django.views.decorators.http import require_POST
 
 from billing.models import UsageRequest
 from gateway.desk import forms
-from gateway.desk.door_preview import Call, Refused, in_force, refused
+from gateway.desk.door_preview import Call, Refused, in_force, refused, without_effect
 from gateway.desk.preview import Previews
 from tenants import audit, proposals, selectors, services
 from tenants.models import PolicyProposal, PolicyVersion, PriorityClass, QuotaPolicy, Tenant
@@ -101,7 +101,8 @@ def proposal(request: HttpRequest, proposal_id: uuid.UUID) -> HttpResponse:
         "proposal": found,
         "changes": [_named(change, names) for change in edit],
         "conflicts": refusals,
-        "door": [_named_refusal(one, names) for one in _at_the_door(found.document, edit)],
+        "door": _door(found.document, edit, names),
+        "idle_overflows": [_place(place, names) for place in without_effect(places(found.document), edit)],
         "preview": Previews().find(str(found.id)),
         "names": names,
         "is_mine": found.created_by == request.user.get_username(),
@@ -210,11 +211,15 @@ def _tell(request: HttpRequest, found: PolicyProposal) -> None:
 
 
 def _go_back(request: HttpRequest, number: int) -> HttpResponse:
+    seen = _based_on(request, 0)
+    if not seen:
+        messages.error(request, "The form did not say which version was in force when you looked: look again.")
+        return redirect("desk-version", number=number)
     try:
         saved = proposals.roll_back(
             actor=request.user.get_username(),
             to_version=number,
-            expected_version=int(request.POST.get("version", "0")),
+            expected_version=seen,
             reason=request.POST.get("reason", "")[:1_000],
         )
     except services.StalePolicy as stale:
@@ -250,14 +255,14 @@ def _drafted(request: HttpRequest, boxes: list[forms.Box]) -> HttpResponse | Non
     return redirect("desk-proposal", proposal_id=drafted.id)
 
 
-def _at_the_door(document: Document, edit: list[Change]) -> list[Refused]:
-    """For the places that the edit touches, over the calls of the last hour."""
-    touched = {change.place for change in edit}
+def _door(document: Document, edit: list[Change], names: Mapping[str, str]) -> list[Named] | None:
+    """For the cells that the edit touches, over the calls of the last hour. None where it touches no cell."""
+    touched = {change.place for change in edit if not change.place.startswith("class ")}
     rows = places(document)
     limits = {place: in_force(place, rows) for place in rows if place in touched}
-    if not any(not place.startswith("class ") for place in limits):
-        return []
-    return refused(_calls(timezone.now()), limits)
+    if not limits:
+        return None
+    return [_named_refusal(one, names) for one in refused(_calls(timezone.now()), limits)]
 
 
 def _calls(now: Any) -> list[Call]:

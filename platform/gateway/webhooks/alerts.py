@@ -56,6 +56,15 @@ class Standing:
         return self.used is not None and self.used >= self.line.amount
 
     @property
+    def subject(self) -> str:
+        """Of the alert that is kept once the line is crossed."""
+        return f"{self.window.priority_class} {self.window.id} {self.line.amount} {self.unit}"
+
+    @property
+    def unit(self) -> str:
+        return "percent" if self.line.measure == Threshold.Measure.MONEY else "tokens"
+
+    @property
     def percent(self) -> int:
         """Of the way to the line."""
         return min(100, 100 * (self.used or 0) // self.line.amount)
@@ -107,16 +116,15 @@ def _exhausted(now: datetime, gate: MoneyGate) -> Iterator[Alert]:
     for window, cap, spent in _spent(_windows(now, quotas), gate):
         if spent.refused_ms is not None:
             at = datetime.fromtimestamp(spent.refused_ms / 1_000, UTC)
-            used_percent = 100 * spent.settled_micros // cap if cap else 100
-            yield _alert("budget.exhausted", window, "", at, used_percent=used_percent)
+            percent = 100 * spent.settled_micros // cap if cap else 100
+            yield _alert("budget.exhausted", window, f"{window.priority_class} {window.id}", at, used_percent=percent)
 
 
 def _crossed(now: datetime, lines: Sequence[Threshold], gate: MoneyGate) -> Iterator[Alert]:
     for one in standings(now, lines, gate):
         if one.is_crossed:
-            unit = "percent" if one.line.measure == Threshold.Measure.MONEY else "tokens"
-            told = {"measure": one.line.measure, f"threshold_{unit}": one.line.amount, f"used_{unit}": one.used}
-            yield _alert("quota.threshold", one.window, f" {one.line.amount} {unit}", now, **told)
+            told = {"measure": one.line.measure, f"threshold_{one.unit}": one.line.amount, f"used_{one.unit}": one.used}
+            yield _alert("quota.threshold", one.window, one.subject, now, **told)
 
 
 def _tokens(window: Window) -> int:
@@ -145,18 +153,18 @@ def _late(now: datetime) -> Iterator[Alert]:
                 hour = _hour(now)
                 window = Window(row["tenant_id"], label, f"{hour:%Y-%m-%dT%H:00Z}", hour, None)
                 told = {"ttft_target_ms": target_ms, "calls": row["num"], "late_calls": row["late"]}
-                yield _alert("class.sla_breach", window, "", now, **told)
+                yield _alert("class.sla_breach", window, f"{label} {window.id}", now, **told)
 
 
 def _hour(moment: datetime) -> datetime:
     return moment.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
 
 
-def _alert(event: str, window: Window, line: str, at: datetime, **told: Any) -> Alert:
+def _alert(event: str, window: Window, subject: str, at: datetime, **told: Any) -> Alert:
     return Alert(
         tenant_id=window.tenant_id,
         event=event,
-        subject=f"{window.priority_class} {window.id}{line}",
+        subject=subject,
         data={"class": window.priority_class, "window": window.id, **told},
         happened_at=at,
     )

@@ -51,9 +51,11 @@ def alerts(request: HttpRequest, me: Member) -> HttpResponse:
             return redirect("console-alerts", slug=me.tenant.slug)
     found = list(Alert.objects.all()[:SHOWN])
     told = _told(found)
+    standings = _standings()
     context = {
         "me": me,
-        "standings": _standings(),
+        "standings": standings,
+        "noted": _noted(standings or []),
         "alerts": [(one, told.get((one.event, one.subject), "")) for one in found],
         "form": form,
     }
@@ -70,6 +72,14 @@ def _standings() -> list[crossed.Standing] | None:
             return crossed.standings(timezone.now(), lines, gate)
     except BusError:
         return None
+
+
+def _noted(standings: list[crossed.Standing]) -> set[str]:
+    """Those crossed lines of which an alert is kept. Beat looks for them every few seconds, the page at once."""
+    subjects = [one.subject for one in standings if one.is_crossed]
+    if not subjects:
+        return set()
+    return set(Alert.objects.filter(event="quota.threshold", subject__in=subjects).values_list("subject", flat=True))
 
 
 def _told(found: list[Alert]) -> dict[tuple[str, str], str]:
