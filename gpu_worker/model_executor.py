@@ -20,6 +20,7 @@ from gpu_worker.executor import ConstraintError, DeviceLost, DrawRules, Executor
 from gpu_worker.kernels.layout import BLOCK_SIZE
 from gpu_worker.kv_cache import KvCache, bytes_per_block
 from gpu_worker.model_runner import SIZES, ModelRunner, blocks_of
+from gpu_worker.models.linear import keep_few_shapes
 from gpu_worker.models.llama import Llama
 from gpu_worker.models.target import target_for
 from gpu_worker.models.weights import WeightsError, open_weights
@@ -243,6 +244,7 @@ def build(
     ``device``, ``precision`` and ``spare_weights`` as ``models.target`` takes them. ``kv_mib`` None: what a CUDA device
     has free, less its margin, or CPU_KV_MIB.
     """
+    keep_few_shapes()
     if threads:
         torch.set_num_threads(threads)
     weights = open_weights(Path(model_path))

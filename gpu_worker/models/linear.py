@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 
 import torch
 import torch.nn.functional as functional
@@ -10,6 +11,15 @@ from torch import Tensor
 
 WIDE_BATCH = 4  # from here on mm(W, x.T).T reads an unpacked weight faster (1.3-2.6x measured for an LM head)
 TYPICAL_BATCH = 32  # a hint for the packing; any batch may be multiplied
+# Of oneDNN and of torch's layer over it. Each keeps what it compiled for one shape, about 1 MB for SmolLM2, and 1,024
+# of them unless told otherwise; a batch size takes five. The steps of sixteen that decode fit in 128.
+SHAPES_KEPT = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128", "LRU_CACHE_CAPACITY": "128"}
+
+
+def keep_few_shapes() -> None:
+    """Bounds what products of ever new batch sizes leave behind. Heard only before the process's first product."""
+    for name, capacity in SHAPES_KEPT.items():
+        os.environ.setdefault(name, capacity)
 
 
 class PackedLinear:
