@@ -5,16 +5,21 @@ const PING_MS = 5_000;
 const DEAD_AFTER_MS = 12_000; // the server answers a ping at once
 const RETRY_MS = [250, 500, 1_000, 2_000, 4_000, 8_000];
 const LAST_WORD_MS = 2_000; // between the last event and the account of it
+const UNUSED_MS = 60_000; // that a line is kept ready while nothing is asked
+const FRESH_MS = PING_MS + 2_000; // of silence, and a line that was kept ready is still trusted
+const CONNECTING = "Connecting …";
 const ENDS = new Set(["response.completed", "response.incomplete", "response.failed"]);
 
 export class AnswerStream {
-  // hear(event): each event of the answer, once and in order. tell(state, words): connecting, open, lost, over, refused.
+  // hear(event): each event of the answer, once and in order. tell(state, words): connecting, open, lost, over, refused,
+  // and unused for a line that was kept ready and is gone.
   constructor({ ticketUrl, csrf, project, hear, tell }) {
     Object.assign(this, { ticketUrl, csrf, project, hear, tell });
     this.responseId = null;
     this.lastNumber = -1;
     this.request = null;
     this.failures = 0;
+    this.isAsked = false;
     this.isUnwanted = false;
     this.isOver = false;
     this.hasEnded = false;
@@ -26,14 +31,28 @@ export class AnswerStream {
     this.timer = setInterval(() => this.check(false), 1_000);
   }
 
+  // Ticket and socket before there is anything to ask, so that asking is one frame. Again: keep them longer.
+  prepare() {
+    this.wantedAtMs = performance.now();
+    if (!this.attempt) this.connect();
+  }
+
   start(request) {
     this.request = request;
-    this.connect();
+    const isOpen = this.socket?.readyState === WebSocket.OPEN;
+    if (isOpen && performance.now() - this.heardAtMs < FRESH_MS) this.opened();
+    else if (isOpen || !this.attempt) this.connect();
+    else this.tell("connecting", CONNECTING);
   }
 
   resume(responseId) {
     this.responseId = responseId;
     this.connect();
+  }
+
+  // Kept ready, with nothing asked. Always: what happens to such a line is told as "unused" and nothing else.
+  get isIdle() {
+    return !this.isAsked && !this.request && !this.responseId;
   }
 
   // A wish that is not lost with a connection: it is said again when there is one.
@@ -55,7 +74,9 @@ export class AnswerStream {
     const attempt = ++this.attempt; // a newer one makes this one void
     this.retryAtMs = null;
     this.heardAtMs = this.pingedAtMs = performance.now();
-    this.tell("connecting", "Connecting …");
+    this.socket?.close();
+    this.socket = null;
+    if (!this.isIdle) this.tell("connecting", CONNECTING);
     const ticket = await this.ticket();
     if (attempt !== this.attempt || this.isOver) return;
     if (!ticket) return this.lose();
@@ -84,12 +105,14 @@ export class AnswerStream {
 
   opened() {
     this.heardAtMs = performance.now();
+    if (this.isIdle) return;
     this.tell("open", "Waiting for the first token …");
     if (this.responseId) {
       this.send({ type: "response.resume", response_id: this.responseId, starting_after: this.lastNumber });
       this.sayCancel();
     } else {
       this.send({ type: "response.create", background: true, ...this.request });
+      this.isAsked = true;
       this.request = null; // asked once: what is lost before it has a name is not asked again by itself
     }
   }
@@ -131,6 +154,7 @@ export class AnswerStream {
 
   check(isEager) {
     const nowMs = performance.now();
+    if (this.isIdle && (document.hidden || nowMs - this.wantedAtMs > UNUSED_MS)) return this.finish("unused", "");
     if (!this.socket) {
       if (this.retryAtMs !== null && (isEager || nowMs >= this.retryAtMs)) this.connect();
       return;
@@ -149,12 +173,13 @@ export class AnswerStream {
 
   finish(state, words, event = null) {
     if (this.isOver) return;
+    const isIdle = this.isIdle;
     this.isOver = true;
     clearInterval(this.timer);
     document.removeEventListener("visibilitychange", this.wake);
     window.removeEventListener("online", this.wake);
     this.socket?.close();
     this.socket = null;
-    this.tell(state, words, event);
+    this.tell(isIdle ? "unused" : state, words, event);
   }
 }

@@ -65,3 +65,14 @@ export function classHeading(name) {
 export function plainHeading(text) {
   return Object.assign(document.createElement("th"), { scope: "row", textContent: text });
 }
+
+// A body's rows as they should be now. Only cells that differ are put in: the rest is not laid out anew.
+export function renew(body, rows) {
+  rows.forEach((fresh, index) => {
+    const old = body.rows[index];
+    if (!old) body.append(fresh);
+    else if (old.cells.length !== fresh.cells.length) old.replaceWith(fresh);
+    else [...fresh.cells].forEach((cell, at) => old.cells[at].isEqualNode(cell) || old.cells[at].replaceWith(cell));
+  });
+  while (body.rows.length > rows.length) body.rows[rows.length].remove();
+}

@@ -25,6 +25,10 @@ export function stateWord(state) {
   return STATE_WORDS[state] ?? state;
 }
 
+function titleOf([response, tenant, , state, blocks, , output]) {
+  return `${tenant} · ${response} · ${stateWord(state)} · ${blocks} blocks · ${output} output tokens`;
+}
+
 function element(name, attributes, parent) {
   const made = document.createElementNS(SVG, name);
   for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
@@ -42,11 +46,24 @@ export class Lanes {
     this.originMs = null; // the moment at x = 0 of the moving part; spans keep their place in it for ever
     this.heardMs = 0;
     this.nowMs = 0;
+    this.paintedMs = 0; // what the canvas knows of
+    this.slidMs = 0; // the news since which it slides
     this.layout = "";
     this.ticks = element("g", {}, svg);
     this.moving = element("g", {}, svg);
     this.fixed = element("g", {}, svg);
-    new ResizeObserver(() => this.arrange(true)).observe(svg);
+    this.watcher = new ResizeObserver(() => this.arrange(true));
+    this.watcher.observe(svg);
+  }
+
+  // Another takes the same place over.
+  end() {
+    this.canvas.end();
+    this.watcher.disconnect();
+  }
+
+  rest() {
+    this.canvas.rest();
   }
 
   get isEmpty() {
@@ -77,7 +94,7 @@ export class Lanes {
   }
 
   place(row, atMs) {
-    const [response, tenant, name, state, blocks, , output] = row;
+    const [response, , name, state] = row;
     const lane = this.byResponse.get(response) ?? this.take(name, response);
     const last = lane.spans.at(-1);
     const isFirst = last?.response !== response;
@@ -87,7 +104,7 @@ export class Lanes {
       lane.isLettered ||= hasLetter;
       lane.spans.push({ response, name, state, startMs: atMs, endMs: null, hasLetter, node: null });
     }
-    lane.spans.at(-1).title = `${tenant} · ${response} · ${stateWord(state)} · ${blocks} blocks · ${output} output tokens`;
+    lane.spans.at(-1).row = row;
   }
 
   take(name, response) {
@@ -144,11 +161,13 @@ export class Lanes {
       this.canvas.canvas.hidden = !this.isDense;
     }
     if (this.isDense) {
+      const { layout: look, paintedMs: freshMs, heightPx, pitch, pixelsPerMs } = this;
       const leftMs = this.heardMs - WINDOW_MS;
-      const { heightPx, pitch, pixelsPerMs } = this;
-      this.canvas.paint(this.groups, { leftMs, widthPx: width, heightPx, pitch, pixelsPerMs });
+      this.canvas.paint(this.groups, { leftMs, freshMs, look, widthPx: width, heightPx, pitch, pixelsPerMs });
+      this.paintedMs = this.heardMs;
       return;
     }
+    this.paintedMs = 0;
     for (const group of this.groups) {
       for (const lane of group.lanes) {
         for (const span of lane.spans) this.draw(span, lane);
@@ -187,7 +206,7 @@ export class Lanes {
 
   draw(span, lane) {
     if (span.node && span.drawnEndMs === span.endMs) {
-      if (span.endMs === null) span.titleNode.textContent = span.title;
+      if (span.endMs === null) span.titleNode.textContent = titleOf(span.row);
       return;
     }
     const x = (span.startMs - this.originMs) * this.pixelsPerMs;
@@ -200,7 +219,7 @@ export class Lanes {
       span.node.querySelector("text")?.remove();
       if (lane.response === span.response) lane.isLettered = false; // the next decode bar may have the room
     }
-    span.titleNode.textContent = span.title;
+    span.titleNode.textContent = titleOf(span.row);
     span.drawnEndMs = span.endMs;
   }
 
@@ -221,12 +240,13 @@ export class Lanes {
     return node;
   }
 
-  // Slide so that nowMs is the right edge; it never slides back.
-  show(nowMs) {
+  // Slide so that nowMs is the right edge; it never slides back. isMoving: and on from there, by itself, where it can.
+  show(nowMs, isMoving) {
     if (this.originMs === null) return;
     this.nowMs = Math.max(this.nowMs, nowMs);
     if (this.isDense) {
-      this.canvas.slide((this.nowMs - this.heardMs) * this.pixelsPerMs);
+      if (this.slidMs !== this.paintedMs) this.canvas.slide(this.nowMs - WINDOW_MS, this.pixelsPerMs, isMoving);
+      this.slidMs = this.paintedMs;
       return;
     }
     const shift = this.svg.clientWidth - (this.nowMs - this.originMs) * this.pixelsPerMs;

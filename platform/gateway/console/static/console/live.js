@@ -82,8 +82,8 @@ function slide() {
   if (!frame || isPaused) return;
   const sinceMs = Math.min(performance.now() - frameAtMs, 1_000);
   for (const view of views.values()) {
-    const isSilent = view.worker.state === "silent";
-    view.lanes.show(isSilent ? view.worker.heard_at_ms : frame.at_ms + (calmMotion.matches ? 0 : sinceMs));
+    const isMoving = view.worker.state !== "silent" && !calmMotion.matches;
+    view.lanes.show(view.worker.state === "silent" ? view.worker.heard_at_ms : frame.at_ms + (isMoving ? sinceMs : 0), isMoving);
   }
 }
 
@@ -155,7 +155,8 @@ function wake() {
 pauseNode.addEventListener("click", () => {
   isPaused = !isPaused;
   pauseNode.setAttribute("aria-pressed", String(isPaused));
-  if (!isPaused && frame) draw();
+  if (isPaused) for (const view of views.values()) view.lanes.rest();
+  else if (frame) draw();
   tell();
 });
 document.addEventListener("visibilitychange", wake);

@@ -16,12 +16,14 @@ const waitsSum = document.getElementById("waits-sum");
 const waitsList = document.getElementById("waits-list");
 const shelf = `rubato-playground:${page.dataset.slug}`; // of this tab: a reload finds it, another tab does not
 const text = new AnswerText(box);
+const PREPARE_EVERY_MS = 5_000; // where no line can be had, or none is kept
 
 let stream = null;
 let askedAtMs = null;
 let firstAtMs = null;
 let numTokens = 0;
 let drawnAtMs = 0;
+let preparedAtMs = -Infinity;
 
 const fact = (name) => page.querySelector(`[data-fact="${name}"]`);
 
@@ -63,15 +65,22 @@ function begin() {
   firstAtMs = null;
   numTokens = 0;
   busy(true);
-  stream?.finish("replaced", "");
-  stream = new AnswerStream({
-    ticketUrl: page.dataset.ticketUrl,
-    csrf: form.querySelector("[name=csrfmiddlewaretoken]").value,
-    project: fields.project.value,
-    hear,
-    tell,
-  });
+  stream ??= line();
   return stream;
+}
+
+function line() {
+  const csrf = form.querySelector("[name=csrfmiddlewaretoken]").value;
+  return new AnswerStream({ ticketUrl: page.dataset.ticketUrl, csrf, project: fields.project.value, hear, tell });
+}
+
+// Somebody is about to ask: the line is ready before Send is pressed.
+function prepare() {
+  const nowMs = performance.now();
+  if (send.disabled || (!stream && nowMs < preparedAtMs + PREPARE_EVERY_MS)) return;
+  preparedAtMs = nowMs;
+  stream ??= line();
+  stream.prepare();
 }
 
 function ask() {
@@ -157,6 +166,8 @@ function tell(state, words, event) {
     say("No answer.");
   }
   if (state === "over" && words) say(words);
+  if (["over", "refused", "unused"].includes(state)) stream = null;
+  if (state === "over") preparedAtMs = -Infinity; // the next question may follow at once
   if (["over", "refused"].includes(state)) busy(false);
 }
 
@@ -181,6 +192,8 @@ stop.addEventListener("click", () => {
   stream?.cancel();
 });
 fields.model.addEventListener("change", offer);
+fields.project.addEventListener("change", () => stream?.isIdle && stream.finish("unused", "")); // a ticket is for one project
+for (const sign of ["focusin", "pointerover", "keydown"]) form.addEventListener(sign, prepare);
 offer();
 
 const kept = JSON.parse(sessionStorage.getItem(shelf) ?? "null");

@@ -1,6 +1,6 @@
 // One worker's section: its facts, gauges, lanes and tables. Knows a worker of a frame; writes text only, never markup.
 
-import { duration, NONE, percent, rate, row, whole } from "./cells.js";
+import { duration, NONE, percent, rate, renew, row, whole } from "./cells.js";
 import { explain } from "./explain.js";
 import { Lanes, stateWord } from "./lanes.js";
 import { latencyRow, policyRow, tenantRow } from "./tables.js";
@@ -34,9 +34,9 @@ export class WorkerView {
     }
     this.tell(worker);
     if (!isNews) return;
-    this.rows.latency.replaceChildren(...worker.classes.map(latencyRow));
-    this.rows.policy.replaceChildren(...worker.classes.map(policyRow));
-    this.rows.tenants.replaceChildren(...worker.tenants.map((each) => tenantRow(each, this.tenantNames)));
+    renew(this.rows.latency, worker.classes.map(latencyRow));
+    renew(this.rows.policy, worker.classes.map(policyRow));
+    renew(this.rows.tenants, worker.tenants.map((each) => tenantRow(each, this.tenantNames)));
     this.listRequests();
   }
 
@@ -44,6 +44,7 @@ export class WorkerView {
   begin(worker) {
     this.epoch = worker.epoch;
     this.heardAtMs = null;
+    this.lanes?.end();
     const old = this.root.querySelector(".lane-plot");
     const fresh = old.cloneNode(false);
     old.replaceWith(fresh);
