@@ -128,6 +128,7 @@ def _told(result: dict[str, Any]) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m gpu_worker.replay", description=__doc__)
     parser.add_argument("log", type=Path, metavar="LOG", help="a recorded log, or the folder that a worker records to")
+    parser.add_argument("--minutes", type=positive, metavar="M", help="of a folder, hardly more than the last so many")
     parser.add_argument("--explain", metavar="REQUEST", help="why this request waited")
     parser.add_argument("--policy", type=Path, metavar="FILE", help="what the traffic would have met under this policy")
     parser.add_argument(
@@ -139,7 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found = parser.parse_args(arguments)
     bar = ProgressBar(found.progress)
     try:
-        files = log_files(found.log)
+        files = log_files(found.log, found.minutes)
         recorded_by = files[0].boot().engine
         if recorded_by != fingerprint():
             say(f"recorded by engine {recorded_by}, and this is engine {fingerprint()}: differences may be meant")

@@ -21,6 +21,7 @@ FORMAT = 1
 SUFFIX = ".rlog"
 _FRAME = struct.Struct("<II")
 _MOST_FRAME_BYTES = 1 << 30
+_MINUTE_US = 60_000_000
 
 
 class LogError(Exception):
@@ -180,19 +181,24 @@ class LogFile:
             raise LogError(f"{self.path}: the frame at byte {offset} cannot be understood: {error}") from error
 
 
-def log_files(path: Path) -> list[LogFile]:
-    """The file, or a folder's newest files that continue one another, oldest first. Raises LogError."""
+def log_files(path: Path, minutes: int | None = None) -> list[LogFile]:
+    """The file, or a folder's newest files that continue one another, oldest first. With ``minutes`` only so many of
+    the newest that the last one begins that long after the first. Raises LogError.
+    """
     if not path.is_dir():
         return [LogFile(path)]
     run: list[LogFile] = []
     origin: tuple[str, int, str] | None = None
+    newest_us = 0
     for file in (LogFile(found) for found in sorted(path.glob(f"*{SUFFIX}"), reverse=True)):
         boot = file.boot()
         if run and origin != (boot.worker_id, boot.epoch, boot.model):
             break
         origin = (boot.worker_id, boot.epoch, boot.model)
         run.append(file)
-        if boot.checkpoint is None:
+        newest_us = newest_us or boot.started_unix_us
+        is_long = minutes is not None and newest_us - boot.started_unix_us >= minutes * _MINUTE_US
+        if boot.checkpoint is None or is_long:
             break
     if not run:
         raise LogError(f"{path} holds no recorded log (*{SUFFIX})")

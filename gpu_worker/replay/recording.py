@@ -40,7 +40,7 @@ from scheduler_engine.scheduler import Scheduler
 FLUSH_US = 1_000_000
 IDLE_FLUSH_US = 60_000_000  # steps in which nothing happens are no news
 FLUSH_ENTRIES = 1_024
-HOUR_S = 3_600
+FILE_S = 300  # a replay begins where a file does
 _NO_LIMIT = 1 << 50
 LINK_BYTES = 4
 MOST_LIVE_AT_CHECKPOINT = 5_000  # more, and the pause for it would be felt: it waits for a calmer moment
@@ -61,7 +61,7 @@ class RecordingScheduler(Scheduler):
     """Always: decides as a Scheduler does; entries are handed over in the order of the calls, at the latest a second
     or 1,024 entries after them, and at once when the work ends.
 
-    A new file begins each hour, and when a file has filled a quarter of the bound, with the engine's state at its head.
+    A new file begins each FILE_S, and when one has filled a quarter of the bound, with the engine's state at its head.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class Recording:
 
     def _begin(self, state: bytes | None, now_us: int) -> None:
         started_s = self._unix_s()
-        self._hour = started_s // HOUR_S
+        self._span = started_s // FILE_S
         boot = Boot(
             started_unix_us=int(started_s * 1_000_000),
             now_us=now_us,
@@ -223,7 +223,7 @@ class Recording:
         num_bytes = self._writer.num_entry_bytes
         if num_bytes >= 2 * self._most_file_bytes:
             return True
-        is_due = num_bytes >= self._most_file_bytes or self._unix_s() // HOUR_S != self._hour
+        is_due = num_bytes >= self._most_file_bytes or self._unix_s() // FILE_S != self._span
         return is_due and self._engine.num_live <= MOST_LIVE_AT_CHECKPOINT
 
     def _flush(self, now_us: int) -> None:

@@ -83,6 +83,7 @@ def what_if(
     return {
         "log": [str(file.path) for file in files],
         "policy": None if policy is None else snapshot_to_dict(policy),
+        "seconds": reality.tally.span_us // 1_000_000,
         "draws": len(at_the_end),
         "happened": happened,
         "model": middle(reports[0]),

@@ -1,4 +1,4 @@
-"""What an edit would have done to the recorded hour: the worker's replay, a process of its own that can be stopped.
+"""What an edit would have done to recorded traffic: the worker's replay, a process of its own that can be stopped.
 
 Its state is kept in Redis, so that any gateway can show it. Refuses to compute anything itself.
 """
@@ -10,8 +10,9 @@ import subprocess
 import sys
 import tempfile
 import threading
+import uuid
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,22 +24,28 @@ from wire.redis_bus import connect
 from wire.redis_keys import Keys
 
 KEPT_S = 3_600
-LIMIT_S = 120
-DRAWS_S = 40  # no further draw of the noise is begun after this long: each takes as long as the first did
+SILENT_S = 120  # without a word for so long, whoever ran it is gone
+LIMIT_S = 1_800
+FEW_MINUTES, HOUR = 5, 60  # of traffic: an answer while one waits, and one that takes minutes on a busy platform
+DRAWS_S = {FEW_MINUTES: 12, HOUR: 40}  # after so long no further draw of the noise is begun: each takes like the first
 
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """``state`` is running, done, failed or stopped; ``result`` is the replay's JSON once it is done."""
+    """``state`` is running, done, failed or stopped; ``result`` is the replay's JSON once it is done. ``run``: which of
+    the draft's replays says so.
+    """
 
     state: str
+    run: str = ""
+    minutes: int = FEW_MINUTES
     percent: int = 0
     doing: str = ""
     result: dict[str, Any] | None = None
 
 
 class Previews:
-    """Always: at most one process a draft; a stopped one is killed, and nothing of it stays on disk."""
+    """Always: a draft's newest replay is the only one that goes on and is told; nothing of another stays on disk."""
 
     def __init__(self) -> None:
         self._keys = Keys(settings.RUBATO_REDIS_PREFIX)
@@ -52,18 +59,17 @@ class Previews:
             return Preview("failed", doing="Redis does not answer")
         return Preview(**json.loads(held)) if isinstance(held, bytes) else None
 
-    def start(self, draft_id: str, document: Document) -> Preview:
-        """The one that runs already, or a new one."""
-        first = Preview("running", doing="starting")
-        with closing(connect(settings.REDIS_URL)) as client:
-            is_new = client.set(self._key(draft_id), json.dumps(asdict(first)), ex=KEPT_S, nx=True)
-        if not is_new:
-            return self.find(draft_id) or first
+    def start(self, draft_id: str, document: Document, minutes: int = FEW_MINUTES) -> Preview:
+        """The one that runs already, or a new one of the last so many minutes."""
+        found = self.find(draft_id)
+        if found is not None and found.state == "running":
+            return found
         folder = Path(settings.RUBATO_RECORDED_DIR)
         if not folder.is_dir():
             return self._keep(draft_id, Preview("failed", doing="no worker has recorded any traffic here yet"))
+        first = self._keep(draft_id, Preview("running", uuid.uuid4().hex, minutes, doing="starting"))
         runner = threading.Thread(
-            target=self._run, args=(draft_id, document, folder), name="policy preview", daemon=True
+            target=self._run, args=(draft_id, first, document, folder), name="policy preview", daemon=True
         )
         runner.start()
         return first
@@ -76,43 +82,49 @@ class Previews:
 
     def _keep(self, draft_id: str, preview: Preview) -> Preview:
         with closing(connect(settings.REDIS_URL)) as client:
-            client.set(self._key(draft_id), json.dumps(asdict(preview)), ex=KEPT_S)
+            kept_s = SILENT_S if preview.state == "running" else KEPT_S
+            client.set(self._key(draft_id), json.dumps(asdict(preview)), ex=kept_s)
         return preview
 
-    def _run(self, draft_id: str, document: Document, folder: Path) -> None:
+    def _is_wanted(self, draft_id: str, mine: Preview) -> bool:
+        now = self.find(draft_id)
+        return now is not None and (now.state, now.run) == ("running", mine.run)
+
+    def _run(self, draft_id: str, mine: Preview, document: Document, folder: Path) -> None:
         with tempfile.TemporaryDirectory() as scratch:
             policy = Path(scratch) / "policy.json"
             policy.write_text(json.dumps(document), encoding="utf-8")
             command = [sys.executable, "-m", "gpu_worker.replay", str(folder), "--policy", str(policy)]
             with (Path(scratch) / "out").open("w+", encoding="utf-8") as out:  # a pipe that nobody reads would fill
+                span = [f"--minutes={mine.minutes}", f"--seconds={DRAWS_S[mine.minutes]}"]
                 process = subprocess.Popen(
-                    [*command, "--json", "--progress", f"--seconds={DRAWS_S}"],
+                    [*command, *span, "--json", "--progress"],
                     cwd=settings.BASE_DIR,
                     stdout=out,
                     stderr=subprocess.PIPE,
                     text=True,
                 )
-                last = self._watched(draft_id, process)
+                last = self._watched(draft_id, mine, process)
                 out.seek(0)
                 said = out.read()
-        now = self.find(draft_id)
-        if now is not None and now.state == "running":
+        if self._is_wanted(draft_id, mine):
             if process.returncode == 0:
-                self._keep(draft_id, Preview("done", 100, result=json.loads(said.splitlines()[-1])))
+                result = json.loads(said.splitlines()[-1])
+                self._keep(draft_id, replace(mine, state="done", percent=100, result=result))
             else:
-                self._keep(draft_id, Preview("failed", doing=last or "it took too long"))
+                self._keep(draft_id, replace(mine, state="failed", doing=last or "it took too long"))
 
-    def _watched(self, draft_id: str, process: subprocess.Popen[str]) -> str:
+    def _watched(self, draft_id: str, mine: Preview, process: subprocess.Popen[str]) -> str:
         """Until it has ended, by itself or not; returns its last plain line."""
         limit = threading.Timer(LIMIT_S, process.kill)
         limit.start()
         try:
-            return self._watch(draft_id, process)
+            return self._watch(draft_id, mine, process)
         finally:
             limit.cancel()
             process.wait()
 
-    def _watch(self, draft_id: str, process: subprocess.Popen[str]) -> str:
+    def _watch(self, draft_id: str, mine: Preview, process: subprocess.Popen[str]) -> str:
         """Tells the progress until the process ends or somebody stops it."""
         last = ""
         assert process.stderr is not None
@@ -122,9 +134,8 @@ class Previews:
                     last = line.strip()[:300]
                     continue
                 told = json.loads(line)
-                now = self.find(draft_id)
-                if now is None or now.state != "running":
+                if not self._is_wanted(draft_id, mine):
                     process.kill()
                     break
-                self._keep(draft_id, Preview("running", told["percent"], told["doing"]))
+                self._keep(draft_id, replace(mine, percent=told["percent"], doing=told["doing"]))
         return last

@@ -24,6 +24,7 @@ from django.views.decorators.http import require_POST
 from billing.models import UsageRequest
 from gateway.desk import forms
 from gateway.desk.door_preview import Call, Refused, in_force, refused, without_effect
+from gateway.desk.preview import HOUR as HOUR_MINUTES
 from gateway.desk.preview import Previews
 from tenants import audit, proposals, selectors, services
 from tenants.models import PolicyProposal, PolicyVersion, PriorityClass, QuotaPolicy, Tenant
@@ -116,10 +117,13 @@ def preview(request: HttpRequest, proposal_id: uuid.UUID) -> HttpResponse:
     found = get_object_or_404(PolicyProposal, id=proposal_id)
     previews = Previews()
     if request.method == "POST":
-        if request.POST.get("action") == "stop":
-            previews.stop(str(found.id))
-        else:
-            previews.start(str(found.id), found.document)
+        match request.POST.get("action"):
+            case "stop":
+                previews.stop(str(found.id))
+            case "hour":
+                previews.start(str(found.id), found.document, HOUR_MINUTES)
+            case _:
+                previews.start(str(found.id), found.document)
         if "X-Fragment" not in request.headers:
             return redirect("desk-proposal", proposal_id=found.id)
     names = {str(tenant_id): name for tenant_id, name in Tenant.objects.values_list("id", "name")}

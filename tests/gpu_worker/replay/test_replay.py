@@ -54,22 +54,22 @@ def recorded(
     limit_bytes: int = 1 << 24,
     most_file_bytes: int = 1 << 22,
 ) -> tuple[str, int]:
-    """Record a random run; its digest and number of steps. With ``wall`` every 400th step begins another hour."""
-    hours, wall = wall is not None, wall or Wall()
+    """Record a random run; its digest and number of steps. With ``wall`` five minutes pass every 400 steps."""
+    has_files, wall = wall is not None, wall or Wall()
     writer = LogWriter(folder, limit_bytes, wall)
     engine = RecordingScheduler(
         CONFIG, POLICY, COST, origin=ORIGIN, writer=writer, most_file_bytes=most_file_bytes, unix_s=wall
     )
     run = RandomRun(engine, seed)
 
-    def next_hour(step: int) -> None:
+    def next_file(step: int) -> None:
         if step % 400 == 399:
-            wall.now_s += 3_600 if hours else 0
+            wall.now_s += 300 if has_files else 0
             writer.catch_up()
 
-    run.run(num_steps // 2, next_hour)
+    run.run(num_steps // 2, next_file)
     engine.set_policy(replace(POLICY, version=2, classes=tuple(replace(c, chunk_max=96) for c in POLICY.classes)))  # type: ignore[arg-type]
-    run.run(num_steps - num_steps // 2, next_hour)
+    run.run(num_steps - num_steps // 2, next_file)
     engine.close()
     writer.close()
     assert not writer.has_failed
@@ -195,7 +195,7 @@ def test_runs_name_what_they_were_made_of() -> None:
 # files
 
 
-def test_each_hour_has_a_file_that_replays_alone_and_as_part_of_all(tmp_path: Path) -> None:
+def test_every_five_minutes_have_a_file_that_replays_alone_and_as_part_of_all(tmp_path: Path) -> None:
     digest, num_steps = recorded(tmp_path, 3, 2_000, wall=Wall())
     files = log_files(tmp_path)
     assert len(files) == 5
@@ -207,6 +207,15 @@ def test_each_hour_has_a_file_that_replays_alone_and_as_part_of_all(tmp_path: Pa
         assert boot.checkpoint is None or b"\x01\x02\x03" not in boot.checkpoint
     assert [begin for begin, _ in ends[1:]] == [end for _, end in ends[:-1]]
     assert replay(files[-2:]).num_steps == num_steps
+
+
+def test_of_a_folder_hardly_more_than_the_last_minutes_are_taken(tmp_path: Path) -> None:
+    digest, _ = recorded(tmp_path, 3, 2_000, wall=Wall())
+    all_files = [file.path for file in log_files(tmp_path)]
+    for minutes, num_files in ((1, 2), (5, 2), (6, 3), (20, 5), (60, 5)):
+        files = log_files(tmp_path, minutes)
+        assert [file.path for file in files] == all_files[-num_files:]
+        assert replay(files).digest == digest
 
 
 def test_the_folder_stays_within_its_bound_and_the_newest_files_replay(tmp_path: Path) -> None:

@@ -24,6 +24,11 @@ def named(name: str, names: Mapping[str, str]) -> str:
 
 
 @register.filter
+def lasting(seconds: int) -> str:
+    return f"{seconds // 60} min {seconds % 60} s" if seconds >= 60 else f"{seconds} s"
+
+
+@register.filter
 def signed(percent: float | None) -> str:
     return "unknown" if percent is None else f"{percent:+.1f} %"
 
