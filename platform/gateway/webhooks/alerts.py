@@ -5,14 +5,14 @@ Read by beat, never on the way of a token. Refuses to know who is told, and how.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
-from django.db.models import Count, Q, QuerySet, Sum
+from django.db.models import Count, F, Q, QuerySet, Sum
 
 from billing.models import Rollup, UsageRequest
 from gateway.admission import window_name
@@ -84,7 +84,7 @@ def standings(now: datetime, lines: Sequence[Threshold], gate: MoneyGate) -> lis
     pairs = [(line, windows[line.tenant_id, line.priority_class]) for line in lines]
     capped = {window for line, window in pairs if line.measure == Threshold.Measure.MONEY and window.cap_micros}
     percents = {window: 100 * spent.settled_micros // cap for window, cap, spent in _spent(capped, gate)}
-    counted = {window: _tokens(window) for line, window in pairs if line.measure == Threshold.Measure.TOKENS}
+    counted = _tokens({window for line, window in pairs if line.measure == Threshold.Measure.TOKENS})
     return [
         Standing(line, window, (counted if line.measure == Threshold.Measure.TOKENS else percents).get(window))
         for line, window in pairs
@@ -127,13 +127,17 @@ def _crossed(now: datetime, lines: Sequence[Threshold], gate: MoneyGate) -> Iter
             yield _alert("quota.threshold", one.window, one.subject, now, **told)
 
 
-def _tokens(window: Window) -> int:
-    """Prompt and output tokens, from the hour on in which the window begins: roll-ups are by hours of UTC."""
-    rows = Rollup.objects.filter(
-        tenant_id=window.tenant_id, priority_class=window.priority_class, hour__gte=_hour(window.starts_at)
-    )
-    found = rows.aggregate(prompt=Sum("prompt_tokens", default=0), output=Sum("output_tokens", default=0))
-    return int(found["prompt"] + found["output"])
+def _tokens(windows: Collection[Window]) -> dict[Window, int]:
+    """Prompt and output tokens, from the hour on in which a window begins: roll-ups are by hours of UTC."""
+    if not windows:
+        return {}
+    wanted = Q()
+    for one in windows:
+        wanted |= Q(tenant_id=one.tenant_id, priority_class=one.priority_class, hour__gte=_hour(one.starts_at))
+    rows = Rollup.objects.filter(wanted).order_by().values_list("tenant_id", "priority_class")
+    sums = rows.annotate(tokens=Sum(F("prompt_tokens") + F("output_tokens")))
+    found = {(tenant_id, label): int(tokens) for tenant_id, label, tokens in sums}
+    return {one: found.get((one.tenant_id, one.priority_class), 0) for one in windows}
 
 
 def _late(now: datetime) -> Iterator[Alert]:

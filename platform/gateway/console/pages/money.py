@@ -20,6 +20,7 @@ from billing import documents
 from billing.models import LedgerEntry, Statement
 from billing.usage import Group, Sums, Width, buckets
 from gateway.console.pages.membership import Member, page
+from gateway.console.pages.paging import shown
 from tenants.isolation import ALIAS
 from tenants.models import ApiKey, Project, QuotaPolicy
 from tenants.roles import Capability
@@ -107,8 +108,9 @@ def usage(request: HttpRequest, me: Member) -> HttpResponse:
 @page(Capability.SEE_MONEY)
 def statement_list(request: HttpRequest, me: Member) -> HttpResponse:
     """Closed days, newest first."""
-    found = [(one, documents.money(one.total_micros)) for one in Statement.objects.order_by("-day")[:366]]
-    context = {"me": me, "statements": found, "currency": settings.RUBATO_CURRENCY}
+    some = shown(request, Statement.objects.defer("lines", "corrections").order_by("-day"))
+    found = [(one, documents.money(one.total_micros)) for one in some.rows]
+    context = {"me": me, "statements": found, "page": some, "currency": settings.RUBATO_CURRENCY}
     return render(request, "console/statements.html", context)
 
 
