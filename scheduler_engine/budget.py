@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from scheduler_engine.floors import WINDOW_US
-from scheduler_engine.policy import ClassPolicy, PriorityClass
+from scheduler_engine.policy import RANKS, ClassPolicy, PriorityClass
 from scheduler_engine.state import EngineState
 
 _ACTIVE_WINDOW_US = 60_000_000
@@ -58,14 +58,14 @@ class StepBudget:
         self.spent_ns = state.cost.base_ns
         self.num_tokens = 0
         self.first_token_hold_allowed = first_token_hold_allowed
-        gaps_ns = [self._gap_limit_ns(rank) for rank in PriorityClass]
-        caps_ns = [self._cap_ns(rank) for rank in PriorityClass]
+        gaps_ns = [self._gap_limit_ns(rank) for rank in RANKS]
+        caps_ns = [self._cap_ns(rank) for rank in RANKS]
         self._limits_ns = [min(gap_ns, cap_ns) for gap_ns, cap_ns in zip(gaps_ns, caps_ns, strict=True)]
         self._caps_ns = caps_ns
         self._gap_ns = min(gaps_ns)
         self._first_token_limit_ns = _UNLIMITED_NS
-        self._has_prefill = [False for _ in PriorityClass]
-        self._debts = [state.floors.in_debt(rank) for rank in PriorityClass]
+        self._has_prefill = [False for _ in RANKS]
+        self._debts = [state.floors.in_debt(rank) for rank in RANKS]
 
     def _gap_limit_ns(self, rank: int) -> int:
         """The longest step that the gap between tokens bears, while somebody of the class decodes."""
@@ -85,7 +85,7 @@ class StepBudget:
         if policy.ttft_target_ms is None or not is_active:
             return _UNLIMITED_NS
         cap_ns = policy.ttft_target_ms * 10_000 * policy.step_cap_percent
-        lower = [rank for rank in PriorityClass if rank != PriorityClass.INTERACTIVE and state.has_work(rank)]
+        lower = [rank for rank in RANKS if rank != PriorityClass.INTERACTIVE and state.has_work(rank)]
         if rank != PriorityClass.INTERACTIVE or not lower:
             return cap_ns
         work_ns = self._work_alone_ns(lower)

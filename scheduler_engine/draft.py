@@ -12,7 +12,7 @@ from scheduler_engine.events import Accepted, Finished, Preempted, Rejected
 from scheduler_engine.fairness import Account
 from scheduler_engine.live import LiveRequest
 from scheduler_engine.plan import BlockCopy
-from scheduler_engine.policy import PriorityClass
+from scheduler_engine.policy import RANKS
 from scheduler_engine.request import RequestId
 
 
@@ -42,9 +42,7 @@ class Draft:
     copy_charges: list[CopyCharge] = field(default_factory=list)
     host_blocks_after: list[int] = field(default_factory=list)  # read by this step's swap_in, free once it is done
     idle: dict[RequestId, LiveRequest] = field(default_factory=dict)  # decodes that get no row in this step
-    holding: list[bool] = field(
-        default_factory=lambda: [False for _ in PriorityClass]
-    )  # classes with decodes held back
+    holding: list[bool] = field(default_factory=lambda: [False for _ in RANKS])  # classes with decodes held back
     first_token_by: LiveRequest | None = None  # most urgent prefill of a class that promises a first token
     first_token_hold: bool = False  # lower classes were held for it
     lowest_swapped_rank: int = -1  # least urgent class that was swapped out in this step

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from scheduler_engine.overload import Overload
-from scheduler_engine.policy import ClassPolicy, PriorityClass
+from scheduler_engine.policy import RANKS, ClassPolicy
 
 WINDOW_US = 10_000_000
 
@@ -20,8 +20,8 @@ class Floors:
 
     def __init__(self, overload: Overload) -> None:
         self._overload = overload
-        self._debt = [0 for _ in PriorityClass]
-        self._has_work = [False for _ in PriorityClass]
+        self._debt = [0 for _ in RANKS]
+        self._has_work = [False for _ in RANKS]
 
     def settle(self, classes: Sequence[ClassPolicy], *, served_us: Sequence[int], has_work: Sequence[bool]) -> None:
         """One step has been charged: ``served_us`` per class; a class without work starts anew with full credit."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from scheduler_engine.cost import FittedCost
 from scheduler_engine.draft import Draft
-from scheduler_engine.policy import ClassPolicy, PriorityClass
+from scheduler_engine.policy import RANKS, ClassPolicy, PriorityClass
 
 _WINDOW_SECONDS = 10
 _US = 1_000_000
@@ -32,7 +32,7 @@ class Governor:
 
     def __init__(self, num_slots: int) -> None:
         self._num_slots = num_slots
-        self._caps = [num_slots for _ in PriorityClass]
+        self._caps = [num_slots for _ in RANKS]
         self._seconds: deque[tuple[int, int]] = deque(maxlen=_WINDOW_SECONDS)  # (busy, lost) of each full second
         self._busy_us = 0
         self._lost_us = 0

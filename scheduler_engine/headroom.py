@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Sequence
 
-from scheduler_engine.policy import PriorityClass
+from scheduler_engine.policy import RANKS
 
 _SAMPLE_US = 100_000
 _NUM_SAMPLES = 100
@@ -28,13 +28,13 @@ class Headroom:
 
     def __init__(self, num_blocks: int) -> None:
         self._num_blocks = num_blocks
-        self._rings: tuple[list[int], ...] = tuple([] for _ in PriorityClass)  # demand of the classes above
-        self._sorted: tuple[list[int], ...] = tuple([] for _ in PriorityClass)
+        self._rings: tuple[list[int], ...] = tuple([] for _ in RANKS)  # demand of the classes above
+        self._sorted: tuple[list[int], ...] = tuple([] for _ in RANKS)
         self._next = 0
         self._sampled_us = -_SAMPLE_US
-        self._held = [0 for _ in PriorityClass]
-        self._rests_until_us = [0 for _ in PriorityClass]
-        self._pressure = [Pressure() for _ in PriorityClass]
+        self._held = [0 for _ in RANKS]
+        self._rests_until_us = [0 for _ in RANKS]
+        self._pressure = [Pressure() for _ in RANKS]
 
     def is_due(self, now_us: int) -> bool:
         return now_us - self._sampled_us >= _SAMPLE_US
@@ -43,7 +43,7 @@ class Headroom:
         """``held``: device blocks per class, now. Called when due; a longer silence counts once."""
         self._sampled_us = now_us
         above = 0
-        for rank in PriorityClass:
+        for rank in RANKS:
             self._held[rank] = above
             self._observe(rank, above)
             above += held[rank]

@@ -16,7 +16,7 @@ from scheduler_engine.events import FinishReason, Lever, RejectReason, Resource
 from scheduler_engine.fairness import Account
 from scheduler_engine.live import LiveRequest, State
 from scheduler_engine.plan import StepPlan
-from scheduler_engine.policy import PriorityClass
+from scheduler_engine.policy import RANKS, PriorityClass
 from scheduler_engine.record import (
     MOST,
     NO_COSTS,
@@ -70,8 +70,8 @@ class Journal:
         self.chain = DigestChain()
         self.step_records = b""  # of the step applied last
         self._pending: list[bytes] = []
-        self._blamed_step = [-1 for _ in PriorityClass]
-        self._num_held = [0 for _ in PriorityClass]  # decodes that began to sit out in this step
+        self._blamed_step = [-1 for _ in RANKS]
+        self._num_held = [0 for _ in RANKS]  # decodes that began to sit out in this step
         self._soonest_end: tuple[int, int] = (-1, 0)  # step -> microseconds until a running request is sure to end
 
     # the step
@@ -231,11 +231,11 @@ class Journal:
         """1 + rank of the class that has most of what is short, 0 where that means nothing."""
         running = self._state.running
         if cause is Cause.SLOTS:
-            return _largest([running.num_in_slots(rank) for rank in PriorityClass])
+            return _largest([running.num_in_slots(rank) for rank in RANKS])
         if cause not in (Cause.MEMORY, Cause.HEADROOM, Cause.PATIENCE):
             return 0
         tokens = list(running.decode_tokens)
-        for rank in PriorityClass:
+        for rank in RANKS:
             tokens[rank] += sum(live.total for live in running.prefilling[rank].values())
             tokens[rank] += sum(live.total for live in running.held[rank].values())
         return _largest(tokens)
@@ -245,7 +245,7 @@ class Journal:
         if draft.first_token_by is not None and draft.first_token_by.rank < rank:
             return 1 + draft.first_token_by.rank
         cost, running = self._state.cost, self._state.running
-        parts_ns = [cost.decode_ns(len(running.decoding[rank]), running.decode_tokens[rank]) for rank in PriorityClass]
+        parts_ns = [cost.decode_ns(len(running.decoding[rank]), running.decode_tokens[rank]) for rank in RANKS]
         for chunk in draft.chunks:
             parts_ns[chunk.live.rank] += cost.prefill_ns(chunk.live.computed, chunk.num_tokens)
         return _largest(parts_ns)

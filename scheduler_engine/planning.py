@@ -17,7 +17,7 @@ from scheduler_engine.entry import dominates, is_loud
 from scheduler_engine.events import RejectReason
 from scheduler_engine.fairness import Account
 from scheduler_engine.live import LiveRequest, State
-from scheduler_engine.policy import PriorityClass
+from scheduler_engine.policy import RANKS, PriorityClass
 from scheduler_engine.record import Cause
 from scheduler_engine.room import Room
 from scheduler_engine.state import EngineState
@@ -60,7 +60,7 @@ class StepPlanner:
         self._decodes = DecodePlanner(state, draft, budget, self._room)
 
     def plan(self) -> None:
-        for rank in PriorityClass:
+        for rank in RANKS:
             self._decodes.plan(rank)
             self._plan_prefills(rank)
             self._guard_first_token(rank)
@@ -75,7 +75,7 @@ class StepPlanner:
         state, room = self._state, self._room
         if state.running.num_slots_used:
             return
-        held = [live for rank in PriorityClass for live in state.running.held[rank].values()]
+        held = [live for rank in RANKS for live in state.running.held[rank].values()]
         fitting = [live for live in held if room.blocks_needed(live) <= state.device.num_free]
         if fitting:
             live = min(fitting, key=lambda live: (live.rank, live.order_key))
@@ -138,6 +138,9 @@ class StepPlanner:
         tenant that had more than the fairness gap beyond its own.
         """
         queue = self._state.queues[rank]
+        if not heads.is_over and self._room.is_at_rest(rank):
+            self._keep_head(rank)
+            heads.is_over = True
         while not heads.is_over and (live := queue.head()) is not None:
             if below_service is not None and live.account.service >= below_service:
                 return
@@ -161,6 +164,14 @@ class StepPlanner:
                 if not heads.is_over:
                     queue.remove(live)
                     heads.set_aside.append(live)
+
+    def _keep_head(self, rank: int) -> None:
+        """A class at rest keeps the head it had: who has had less by now matters when somebody can start."""
+        head = self._state.queues[rank].last_head() or self._state.queues[rank].head()
+        if head is not None:
+            self._state.borrow_prefix(head)
+            self._room.wait_for_slot(head)
+            self._state.return_prefix(head)
 
     def _may_pass(self, live: LiveRequest, blocked: LiveRequest) -> bool:
         if blocked.bypasses >= self._state.classes[blocked.rank].bypass_limit:

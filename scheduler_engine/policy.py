@@ -34,6 +34,9 @@ class PriorityClass(enum.IntEnum):
         raise ValueError(f"priority_class must be interactive, default or batch, not {label!r}")
 
 
+RANKS = tuple(map(int, PriorityClass))  # plain numbers, most urgent first: each step walks them often
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassPolicy:
     """Parameters of one class. ``None`` is "no limit" or "none", 0 is "nothing"."""

@@ -73,6 +73,7 @@ class ClassQueue:
         self._num_versions = 0
         self.line_changes: list[tuple[Account, bool]] = []  # out of the order (True) or back in it, for the journal
         self._heap: list[tuple[int, _Key, int, TenantLine]] = []
+        self._first: TenantLine | None = None  # the last head's, until a line comes, goes or has another head
 
     def push(self, live: LiveRequest) -> None:
         """O(log waiting of the tenant)."""
@@ -122,8 +123,18 @@ class ClassQueue:
                 self._unlist(line)
                 self._park(line, True)
             else:
+                self._first = line
                 return line.head()
         return None
+
+    def last_head(self) -> LiveRequest | None:
+        """Who was the head when last asked, if nothing but service has changed since; nobody sinks. O(1)."""
+        return None if self._first is None else self._first.head()
+
+    @property
+    def least_service(self) -> int:
+        """No tenant in the order has had less. O(1): where charges have come since, it may be too low."""
+        return self._heap[0][0] if self._heap else 0
 
     def unpark(self, account: Account) -> None:
         """A request of the tenant has ended: its line may come back into the order."""
@@ -135,6 +146,7 @@ class ClassQueue:
 
     def unpark_all(self) -> None:
         """The caps may have changed."""
+        self._first = None
         for account in list(self._lines):
             self.unpark(account)
 
@@ -166,6 +178,7 @@ class ClassQueue:
         """Its entry in the class order dies. Versions are unique in the class: entries never compare further."""
         self._num_versions += 1
         line.version = self._num_versions
+        self._first = None
 
     def _park(self, line: TenantLine, is_parked: bool) -> None:
         if line.is_parked != is_parked:

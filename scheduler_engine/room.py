@@ -13,7 +13,7 @@ from scheduler_engine.draft import Draft
 from scheduler_engine.entry import is_kept_out
 from scheduler_engine.events import Resource
 from scheduler_engine.live import LiveRequest, State
-from scheduler_engine.policy import PriorityClass
+from scheduler_engine.policy import RANKS, PriorityClass
 from scheduler_engine.preemption import (
     Need,
     Victim,
@@ -51,7 +51,7 @@ class Room:
         self._budget = budget
         self._earmarks: list[Earmark] = []
         self._patient: LiveRequest | None = None  # a head that waits for natural ends although it could push out
-        self._is_owed = [state.floors.in_debt(rank) for rank in PriorityClass]
+        self._is_owed = [state.floors.in_debt(rank) for rank in RANKS]
         owed, state.owed_head = state.owed_head, None
         if owed is not None and self._is_owed[owed.rank] and state.is_queued(owed):
             need = Need(1, self.blocks_needed(owed))
@@ -64,6 +64,20 @@ class Room:
     def has_slot(self, rank: int) -> bool:
         """True while somebody of the class might find a slot without pushing anybody out."""
         return self._state.running.num_slots_used < self._state.slot_cap(rank)
+
+    def is_at_rest(self, rank: int) -> bool:
+        """True when nobody of the class can start in this step, whoever its head is: no slot is free, it pushes nobody
+        out, and none of its own tenants had so much that one of them would give way.
+        """
+        state = self._state
+        is_paused = rank == PriorityClass.BATCH and state.overload.is_paused
+        if self.has_slot(rank) or self._may_push_lower(rank) or self._draft.holding[rank] or is_paused:
+            return False  # somebody may start, or there is another reason to tell
+        return state.accountant.ceilings[rank] <= state.queues[rank].least_service + state.service_gap(rank)
+
+    def _may_push_lower(self, rank: int) -> bool:
+        policy = self._state.classes[rank]
+        return policy.patience_steps is not None or policy.patience_ms is not None
 
     def _outranks(self, mark: Earmark, rank: int) -> bool:
         """Heads of higher classes come first, except before a class that is owed its floor."""
@@ -148,9 +162,12 @@ class Room:
 
     def _would_push_nobody(self, live: LiveRequest) -> bool:
         """True where no look ahead is needed to see that the head of such a class stays where it is."""
-        policy = self._state.classes[live.rank]
-        is_preempting = policy.patience_steps is not None or policy.patience_ms is not None
-        return policy.ttft_target_ms is None and not is_preempting and not overserved_tenants(self._state, live)
+        has_target = self._state.classes[live.rank].ttft_target_ms is not None
+        return not has_target and not self._may_push_lower(live.rank) and not overserved_tenants(self._state, live)
+
+    def wait_for_slot(self, live: LiveRequest) -> None:
+        """The head of a class at rest stays where it is."""
+        self._wait(live, self._shortage(live))
 
     def _wait(self, live: LiveRequest, need: Need) -> bool:
         if live.blocked_since_us is None:
@@ -184,11 +201,9 @@ class Room:
     def _victims_for(self, head: LiveRequest, need: Need, peak_excess: int) -> list[Victim] | None:
         """Lower classes first, if the class may preempt; else those of its own that had far more than it."""
         state = self._state
-        policy = state.classes[head.rank]
         if head.request_id in state.fences.values():
             return None  # what was pushed out for it is still being copied
-        is_preempting = policy.patience_steps is not None or policy.patience_ms is not None
-        if is_preempting and not peak_excess:  # lower classes are no part of its peak
+        if self._may_push_lower(head.rank) and not peak_excess:  # lower classes are no part of its peak
             victims = self._lower_victims(head, need)
             if victims is not None:
                 if not self._is_worth_waiting(head, need, victims):

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from scheduler_engine.errors import BrokenBooks
 from scheduler_engine.live import LiveRequest, State
-from scheduler_engine.policy import PriorityClass
+from scheduler_engine.policy import RANKS, PriorityClass
 from scheduler_engine.request import RequestId
 from scheduler_engine.seats import NO_BATCH, DecodeBatch, Members, Seats, joined
 
@@ -23,17 +23,17 @@ class RunningSet:
     """
 
     def __init__(self, block_size: int) -> None:
-        self.prefilling: tuple[Members, ...] = tuple({} for _ in PriorityClass)
-        self.decoding: tuple[Members, ...] = tuple({} for _ in PriorityClass)
-        self.held: tuple[Members, ...] = tuple({} for _ in PriorityClass)
-        self.at_block_edge: tuple[Members, ...] = tuple({} for _ in PriorityClass)
-        self.step_held: tuple[Members, ...] = tuple({} for _ in PriorityClass)
-        self.seats = tuple(Seats(rank, block_size) for rank in PriorityClass)
-        self.decode_tokens = [0 for _ in PriorityClass]
+        self.prefilling: tuple[Members, ...] = tuple({} for _ in RANKS)
+        self.decoding: tuple[Members, ...] = tuple({} for _ in RANKS)
+        self.held: tuple[Members, ...] = tuple({} for _ in RANKS)
+        self.at_block_edge: tuple[Members, ...] = tuple({} for _ in RANKS)
+        self.step_held: tuple[Members, ...] = tuple({} for _ in RANKS)
+        self.seats = tuple(Seats(rank, block_size) for rank in RANKS)
+        self.decode_tokens = [0 for _ in RANKS]
         self.num_slots_used = 0
         self._block_size = block_size
-        self._sitting_out: tuple[Members, ...] = tuple({} for _ in PriorityClass)
-        self._is_resting = [False for _ in PriorityClass]
+        self._sitting_out: tuple[Members, ...] = tuple({} for _ in RANKS)
+        self._is_resting = [False for _ in RANKS]
         self._batches: list[DecodeBatch] = []
         self._batch = NO_BATCH
 
@@ -76,10 +76,10 @@ class RunningSet:
 
     def sit_out(self, idle: Mapping[RequestId, LiveRequest]) -> None:
         """Just these decodes get no row in the coming step."""
-        num_idle = [0 for _ in PriorityClass]
+        num_idle = [0 for _ in RANKS]
         for live in idle.values():
             num_idle[live.rank] += 1
-        for rank in PriorityClass:
+        for rank in RANKS:
             self._is_resting[rank] = 0 < num_idle[rank] == len(self.decoding[rank])
             if not self._is_resting[rank] and (num_idle[rank] or self._sitting_out[rank]):
                 self._part(rank, idle)
@@ -165,7 +165,7 @@ class RunningSet:
         yield from self.held[rank].values()
 
     def __iter__(self) -> Iterator[LiveRequest]:
-        for rank in PriorityClass:
+        for rank in RANKS:
             yield from self.on_device(rank)
 
     def _is_at_edge(self, live: LiveRequest) -> bool:
@@ -173,9 +173,9 @@ class RunningSet:
 
     def check_books(self) -> None:
         """Raises BrokenBooks unless every sum and every list is that of the members."""
-        for rank in PriorityClass:
+        for rank in RANKS:
             self._check_class(rank)
-        used = sum(self.num_in_slots(rank) for rank in PriorityClass)
+        used = sum(self.num_in_slots(rank) for rank in RANKS)
         if used != self.num_slots_used:
             raise BrokenBooks(f"{self.num_slots_used} slots used, counted {used}")
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from scheduler_engine.draft import Draft
 from scheduler_engine.live import ON_DEVICE, LiveRequest
-from scheduler_engine.policy import ClassPolicy, PriorityClass
+from scheduler_engine.policy import RANKS, ClassPolicy
 from scheduler_engine.preemption import likely_victims
 from scheduler_engine.state import EngineState
 
@@ -67,7 +67,7 @@ def _copies_per_step(state: EngineState) -> int:
 
 def _most_urgent_that_preempts(state: EngineState) -> int | None:
     """Of the classes that have had work lately."""
-    for rank in PriorityClass:
+    for rank in RANKS:
         last_us = state.last_active_us[rank]
         if _is_preempting(state.classes[rank]) and last_us is not None and state.now_us - last_us <= _ACTIVE_US:
             return rank

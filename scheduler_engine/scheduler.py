@@ -21,7 +21,7 @@ from scheduler_engine.load import EngineLoad, TenantLoad
 from scheduler_engine.measure import measure, measure_tenants
 from scheduler_engine.plan import StepPlan, StepResult
 from scheduler_engine.planning import StepPlanner
-from scheduler_engine.policy import PolicySnapshot, PriorityClass
+from scheduler_engine.policy import RANKS, PolicySnapshot, PriorityClass
 from scheduler_engine.request import Request, RequestId
 from scheduler_engine.rows import decodes_of, row_of
 from scheduler_engine.save_ahead import save_ahead
@@ -136,7 +136,7 @@ class Scheduler:
         )
         if state.draining:
             self._intake.hand_back(now_us)
-        for rank in PriorityClass:
+        for rank in RANKS:
             if state.has_work(rank):
                 state.last_active_us[rank] = now_us
 

@@ -15,7 +15,7 @@ from scheduler_engine.governor import lost_ns
 from scheduler_engine.live import LiveRequest, State
 from scheduler_engine.metering import UNIT_BITS
 from scheduler_engine.plan import RowFailure, StepPlan, StepResult
-from scheduler_engine.policy import PriorityClass
+from scheduler_engine.policy import RANKS
 from scheduler_engine.request import RequestId
 from scheduler_engine.state import EngineState
 
@@ -90,7 +90,7 @@ class Settlement:
         if not total:
             return
         rate, rest = divmod(duration_us << UNIT_BITS, total)
-        served = [0 for _ in PriorityClass]
+        served = [0 for _ in RANKS]
         for seats, decode_cost in zip(taking_part, decode_costs, strict=True):
             seats.meter.price(rate * row_cost, rate * token_cost)
             served[seats.rank] = rate * decode_cost
@@ -110,11 +110,11 @@ class Settlement:
             duration_us=duration_us,
         )
         served_us = [state.accountant.serve(rank, units) for rank, units in enumerate(served)]
-        has_work = [state.has_work(rank) for rank in PriorityClass]
+        has_work = [state.has_work(rank) for rank in RANKS]
         state.floors.settle(state.classes, served_us=served_us, has_work=has_work)
         state.governor.settle(
             state.classes,
-            [state.running.num_in_slots(rank) for rank in PriorityClass],
+            [state.running.num_in_slots(rank) for rank in RANKS],
             busy_us=duration_us,
             lost_us=duration_us * lost_ns(state.cost, draft) * _FINE // total,
             now_us=self._now_us,

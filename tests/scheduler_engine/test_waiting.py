@@ -97,3 +97,23 @@ def test_without_a_floor_the_same_flood_starves_batch() -> None:
     batch = world.many(40, BATCH, 200, 40)
     flood(world, until_us=20_000_000)
     assert all(world.story(i).first_planned_step is None for i in batch)
+
+
+def test_a_full_class_tells_its_wait_once_and_the_tenant_served_least_by_then_starts_next() -> None:
+    world = World(1_000, 3)
+    world.many(2, BATCH, 16, 300, tenant="Fast")  # two rows in each step
+    world.submit(BATCH, 400, 60, tenant="Slow")  # one, after a longer prompt
+    world.run(2)
+    waiting = {tenant: world.submit(BATCH, 16, 4, tenant=tenant) for tenant in ("Fast", "Slow")}
+    world.run(2)
+    services = dict(world.engine.waiting_services(BATCH))
+    assert services["Fast"] < services["Slow"], "the head is not Fast's"
+    records = []
+    while not any(events.finished for events in world.events):
+        world.run_step()
+        records.append(world.engine.step_records)
+    services = dict(world.engine.waiting_services(BATCH))
+    assert services["Fast"] > services["Slow"]
+    assert not any(records[:-1]), "something was decided while nobody could start"
+    world.run_step()
+    assert [tenant for tenant, i in waiting.items() if world.story(i).first_planned_step is not None] == ["Slow"]
