@@ -6,7 +6,7 @@ Knows time lost and time busy over ten seconds; refuses to know why anybody was 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from scheduler_engine.cost import FittedCost
 from scheduler_engine.draft import Draft
@@ -55,7 +55,13 @@ class Governor:
         return lost_us * 1_000 // busy_us if busy_us else 0
 
     def settle(
-        self, classes: Sequence[ClassPolicy], num_in_slots: Sequence[int], *, busy_us: int, lost_us: int, now_us: int
+        self,
+        classes: Sequence[ClassPolicy],
+        num_in_slots: Callable[[int], int],
+        *,
+        busy_us: int,
+        lost_us: int,
+        now_us: int,
     ) -> None:
         """One step has been charged. Caps move once a second: down by a fifth, up by one."""
         self._busy_us += busy_us
@@ -68,7 +74,7 @@ class Governor:
         self._seconds.append((self._busy_us, self._lost_us))
         self._busy_us = self._lost_us = 0
         for rank in range(len(classes) - 1, PriorityClass.INTERACTIVE, -1):
-            num_running = num_in_slots[rank]
+            num_running = num_in_slots(rank)
             if lost > 10 * classes[rank].governor_on_percent and num_running > 1:
                 self._caps[rank] = max(1, min(self._caps[rank], num_running) * 4 // 5)
                 self.num_cuts += 1

@@ -85,7 +85,10 @@ class StepPlanner:
     def _plan_prefills(self, rank: int) -> None:
         """Prefills in flight and new heads of one class, the tenant served least first."""
         state, draft = self._state, self._draft
-        heads, self._quiet = _HeadPass(), None
+        self._quiet, self._is_dominated = None, False
+        if not state.running.prefilling[rank] and not state.queues[rank].num_waiting:
+            return
+        heads = _HeadPass()
         in_flight = sorted(state.running.prefilling[rank].values(), key=_prefill_key)
         self._is_dominated = any(dominates(state, live) for live in in_flight)
         for live in in_flight:

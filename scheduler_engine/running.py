@@ -34,12 +34,15 @@ class RunningSet:
         self._block_size = block_size
         self._sitting_out: tuple[Members, ...] = tuple({} for _ in RANKS)
         self._is_resting = [False for _ in RANKS]
+        self._taking_part: list[Seats] | None = None  # until a seat is taken or left, or a class rests or wakes
+        self._has_idle = False  # somebody sits out, or a class rests
         self._batches: list[DecodeBatch] = []
         self._batch = NO_BATCH
 
     def add(self, live: LiveRequest) -> None:
         """A request enters a slot (PREFILL or DECODE) or stays held on the device."""
         rank = live.rank
+        self._taking_part = None
         if live.state is State.DECODE:
             live.begin_decode()
             self.decoding[rank][live.request_id] = live
@@ -57,6 +60,7 @@ class RunningSet:
     def remove(self, live: LiveRequest) -> None:
         """A request leaves its slot or its place beside the slots. Call it before its state changes."""
         rank = live.rank
+        self._taking_part = None
         if live.state is State.DECODE:
             if self._sitting_out[rank].pop(live.request_id, None) is None:
                 self.seats[rank].unseat(live)
@@ -76,6 +80,10 @@ class RunningSet:
 
     def sit_out(self, idle: Mapping[RequestId, LiveRequest]) -> None:
         """Just these decodes get no row in the coming step."""
+        if not idle and not self._has_idle:
+            return
+        self._has_idle = bool(idle)
+        self._taking_part = None
         num_idle = [0 for _ in RANKS]
         for live in idle.values():
             num_idle[live.rank] += 1
@@ -94,13 +102,17 @@ class RunningSet:
 
     def lose_step(self, live: LiveRequest) -> None:
         """A seated decode gets no token: it is seated no more."""
+        self._taking_part, self._has_idle = None, True
         self.seats[live.rank].unseat(live)
         self._sitting_out[live.rank][live.request_id] = live
 
     def taking_part(self) -> list[Seats]:
         """Seats of the classes that do not rest, by rank."""
-        pairs = zip(self.seats, self._is_resting, strict=True)
-        return [seats for seats, is_resting in pairs if seats.members and not is_resting]
+        found = self._taking_part
+        if found is None:
+            pairs = zip(self.seats, self._is_resting, strict=True)
+            found = self._taking_part = [seats for seats, is_resting in pairs if seats.members and not is_resting]
+        return found
 
     def batch(self) -> DecodeBatch:
         """Those who get a decode row, by class. O(1) while they stay the same."""

@@ -109,12 +109,12 @@ class Settlement:
             copy_ns=copies_ns,
             duration_us=duration_us,
         )
-        served_us = [state.accountant.serve(rank, units) for rank, units in enumerate(served)]
+        served_us = [state.accountant.serve(rank, units) if units else 0 for rank, units in enumerate(served)]
         has_work = [state.has_work(rank) for rank in RANKS]
         state.floors.settle(state.classes, served_us=served_us, has_work=has_work)
         state.governor.settle(
             state.classes,
-            [state.running.num_in_slots(rank) for rank in RANKS],
+            state.running.num_in_slots,
             busy_us=duration_us,
             lost_us=duration_us * lost_ns(state.cost, draft) * _FINE // total,
             now_us=self._now_us,

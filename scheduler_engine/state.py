@@ -98,8 +98,9 @@ class EngineState:
 
     def has_work(self, rank: int) -> bool:
         """True when the class has a request anywhere."""
-        waiting = self.queues[rank].num_waiting
-        return bool(waiting or self.num_suspended[rank] or self.running.num_in_slots(rank))
+        running = self.running
+        in_slots = running.decoding[rank] or running.prefilling[rank]
+        return bool(in_slots or self.queues[rank].num_waiting or self.num_suspended[rank])
 
     def is_queued(self, live: LiveRequest) -> bool:
         """True when the request waits for a start, fresh or suspended."""

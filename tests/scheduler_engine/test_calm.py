@@ -123,12 +123,13 @@ def test_nobody_is_pushed_out_for_another_class_more_often_than_its_class_bears_
 def test_the_governor_cuts_a_class_while_switching_costs_too_much_and_lets_it_grow_again() -> None:
     governor, classes = Governor(64), gpu_classes()
     for second in (1, 2, 3):
-        governor.settle(classes, [0, 0, 40], busy_us=SECOND_US, lost_us=SECOND_US // 10, now_us=second * SECOND_US)
+        lost_us = SECOND_US // 10
+        governor.settle(classes, [0, 0, 40].__getitem__, busy_us=SECOND_US, lost_us=lost_us, now_us=second * SECOND_US)
     assert [governor.cap(rank) for rank in (INTERACTIVE, BATCH)] == [64, 20]  # 40 less a fifth, three times
     assert governor.is_full(BATCH, 20)
     assert not governor.is_full(INTERACTIVE, 64)
     for second in range(4, 14):
-        governor.settle(classes, [0, 0, 20], busy_us=SECOND_US, lost_us=0, now_us=second * SECOND_US)
+        governor.settle(classes, [0, 0, 20].__getitem__, busy_us=SECOND_US, lost_us=0, now_us=second * SECOND_US)
     assert governor.cap(BATCH) == 30
     assert governor.lost_per_mille == 0
 
