@@ -8,7 +8,7 @@ from __future__ import annotations
 from scheduler_engine.draft import Draft
 from scheduler_engine.errors import BrokenBooks
 from scheduler_engine.live import IN_SLOT, SUSPENDED, State
-from scheduler_engine.policy import RANKS
+from scheduler_engine.policy import PriorityClass
 from scheduler_engine.request import RequestId
 from scheduler_engine.state import EngineState
 
@@ -58,7 +58,7 @@ def _check_places(state: EngineState) -> None:
     strangers = (on_device | queued) - state.lives.keys()
     if strangers:
         raise BrokenBooks(f"ended requests are still held somewhere: {sorted(strangers)}")
-    for rank in RANKS:
+    for rank in PriorityClass:
         suspended = sum(live.rank == rank and live.state in SUSPENDED for live in state.lives.values())
         if suspended != state.num_suspended[rank]:
             raise BrokenBooks(f"class {rank.label}: {state.num_suspended[rank]} suspended, counted {suspended}")

@@ -185,7 +185,7 @@ class RunningSet:
 
     def check_books(self) -> None:
         """Raises BrokenBooks unless every sum and every list is that of the members."""
-        for rank in RANKS:
+        for rank in PriorityClass:
             self._check_class(rank)
         used = sum(self.num_in_slots(rank) for rank in RANKS)
         if used != self.num_slots_used:
