@@ -6,9 +6,9 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx2
@@ -37,13 +37,16 @@ class Timed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """What is common to a group of requests. ``extensions`` are fields that not every server knows."""
+    """What is common to a group of requests. ``extensions`` are fields that not every server knows; ``fields`` go into
+    every body as they are.
+    """
 
     model: str
     num_words: int
     output_tokens: int
     tier: str | None
     extensions: bool = True
+    fields: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Caller:
@@ -62,6 +65,7 @@ class Caller:
             "messages": [{"role": "user", "content": " ".join(words)}],
             "max_tokens": kind.output_tokens,
             "temperature": 0,
+            **kind.fields,
         }
         if kind.tier is not None:
             body["service_tier"] = kind.tier
@@ -128,7 +132,7 @@ async def words_for(one: Caller, kind: Kind, prompt_tokens: int) -> int:
     few, many = 16, 80
     counts = []
     for num_words in (few, many):
-        probe = Kind(model=kind.model, num_words=num_words, output_tokens=1, tier=kind.tier, extensions=kind.extensions)
+        probe = replace(kind, num_words=num_words, output_tokens=1)
         counts.append((await one.plain(probe)).prompt_tokens)
     per_word = max(0.1, (counts[1] - counts[0]) / (many - few))
     return max(2, round(few + (prompt_tokens - counts[0]) / per_word))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -89,10 +90,13 @@ async def measure(found: argparse.Namespace, target: Target) -> dict[str, Any]:
             output_tokens=found.output_tokens,
             tier=found.chat_tier or None,
             extensions=not found.no_extensions,
+            fields=found.chat_fields,
         )
         num_words = await words_for(chat, chat_kind, found.prompt_tokens)
         chat_kind = replace(chat_kind, num_words=num_words)
-        batch_kind = replace(chat_kind, num_words=2 * num_words, tier=found.batch_tier or None)
+        batch_kind = replace(
+            chat_kind, num_words=2 * num_words, tier=found.batch_tier or None, fields=found.batch_fields
+        )
         by_load = {str(at_once): await throughput(chat, chat_kind, at_once) for at_once in found.at_once}
         idle = _ttft(await chats(chat, replace(chat_kind, output_tokens=16), "idle"))
         through = await flooded(chat, replace(chat_kind, output_tokens=16), batch, batch_kind, found.flood)
@@ -112,7 +116,7 @@ def _target(found: argparse.Namespace) -> Iterator[Target]:
         given = {name: key for name, key in keys.items() if key}
         yield Target(base_url=found.base_url.rstrip("/").removesuffix("/v1"), model=model, keys=given)
         return
-    with own_platform(["--executor=model"]) as own:
+    with own_platform(["--executor=model", f"--weights={found.weights}"]) as own:
         yield replace(own, keys={"chat": own.keys["aurora"], "batch": own.keys["bulk"]})
 
 
@@ -131,6 +135,13 @@ def _numbers(text: str) -> tuple[int, ...]:
     return numbers
 
 
+def _fields(text: str) -> dict[str, Any]:
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        raise ValueError(text)
+    return found
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.engine", description=__doc__)
     parser.add_argument("--base-url", help="server to measure (a platform of our own, started for it)")
@@ -139,11 +150,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--batch-key", help="API key of the flood (--key)")
     parser.add_argument("--chat-tier", default="priority", help="service_tier of the chats; '' sends none")
     parser.add_argument("--batch-tier", default="flex", help="service_tier of the flood; '' sends none")
+    parser.add_argument("--chat-fields", type=_fields, default={}, help="JSON object that goes into every chat's body")
+    parser.add_argument("--batch-fields", type=_fields, default={}, help="the same for the flood")
     parser.add_argument("--no-extensions", action="store_true", help="send neither ignore_eos nor min_tokens")
     parser.add_argument("--at-once", type=_numbers, default=AT_ONCE, help="requests under way (1,8,16)")
     parser.add_argument("--prompt-tokens", type=int, default=128, help="about so many; the flood has twice that")
     parser.add_argument("--output-tokens", type=int, default=64)
     parser.add_argument("--flood", type=int, default=48, help="batch requests of the flood (48)")
+    parser.add_argument("--weights", choices=("full", "int8"), default="full", help="of a platform of our own (full)")
     parser.add_argument("--not-loopback", action="store_true", help="let --base-url be another machine")
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     found = parser.parse_args(arguments)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import gateway_rival
-from benchmarks.chats import open_loop
+from benchmarks.chats import Kind, caller, open_loop
 from benchmarks.figures import quantile
 from benchmarks.serving import is_loopback
 
@@ -65,6 +65,20 @@ async def test_an_open_loop_asks_at_its_rate_whatever_has_been_answered() -> Non
     assert len(took) == 30
     assert most > 10
     assert rate <= 110
+
+
+async def test_fields_of_a_rivals_own_go_into_every_body() -> None:
+    async with caller("http://127.0.0.1:9", None) as one:
+        kind = Kind(model="m", num_words=3, output_tokens=2, tier=None, fields={"priority": 10})
+        bodies = [one.body(kind, stream=stream) for stream in (False, True)]
+    assert [body["priority"] for body in bodies] == [10, 10]
+    assert "service_tier" not in bodies[0]
+
+
+def test_fields_that_are_no_json_object_are_refused(project_root: Path) -> None:
+    done = run(project_root, "-m", "benchmarks.engine", "--base-url=http://127.0.0.1:9", "--chat-fields=[1]")
+    assert done.returncode == 2
+    assert "--chat-fields" in done.stderr
 
 
 def test_a_server_elsewhere_is_not_measured_by_mistake(project_root: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ from gpu_worker.simulated import BYTE_TOKENS, DEVICES, SimulatedExecutor
 from gpu_worker.telemetry import Telemetry, WorkerIdentity
 from scheduler_engine.policy import PolicySnapshot, PriorityClass, gpu_classes
 from scheduler_engine.scheduler import Scheduler
+from tests.gpu_worker.service_stage import Stage
 from wire.messages import Submit
 
 
@@ -61,3 +62,11 @@ class SmallWorker:
 @pytest.fixture(scope="session")
 def small_worker() -> SmallWorker:
     return SmallWorker()
+
+
+@pytest.fixture
+def stage(small_worker: SmallWorker) -> Iterator[Stage]:
+    stage = Stage(small_worker)
+    stage.start()
+    yield stage
+    stage.stop()

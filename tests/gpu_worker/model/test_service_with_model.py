@@ -22,7 +22,7 @@ from scheduler_engine.policy import PolicySnapshot, cpu_classes
 from scheduler_engine.request import RequestId
 from scheduler_engine.scheduler import Scheduler
 from tests.gpu_worker.model.worker import COST
-from tests.gpu_worker.test_service import LIMIT_S, Gate, Stage
+from tests.gpu_worker.service_stage import LIMIT_S, Gate, Stage
 from wire.bus import BadEntry, BusFull
 from wire.messages import Finished, Rejected, SamplingParameters, Tokens
 

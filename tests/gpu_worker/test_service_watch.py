@@ -1,0 +1,48 @@
+"""What a worker says while it works: heartbeats through a long step, and its books when one hangs or somebody asks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpu_worker.listener import WATCHDOG_US
+from tests.gpu_worker.service_stage import Stage
+
+
+def test_the_heartbeat_goes_on_while_a_step_takes_long(stage: Stage, small_worker: Any) -> None:
+    stage.executor.gate.clear()
+    stage.send(small_worker.submit(max_tokens=5))
+    stage.until(lambda: not stage.hub.inboxes["w1"])
+    published_at_us = stage.hub.loads["w1"][0]
+    stage.until(lambda: stage.hub.loads["w1"][0] > published_at_us)
+    assert stage.hub.loads["w1"][1].ready
+
+
+def test_a_step_of_30_seconds_has_its_books_and_plans_dumped_once(
+    stage: Stage, small_worker: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stage.executor.gate.clear()
+    stage.send(small_worker.submit(max_tokens=5))
+    stage.until(lambda: not stage.hub.inboxes["w1"])
+    loads_before = stage.hub.loads["w1"][0]
+    stage.clock.shift_us += WATCHDOG_US
+    for _ in range(3):
+        loads_before = stage.until_load_after(loads_before)
+    dumped = capsys.readouterr().err
+    assert dumped.count("a step has been running for 30 s") == 1
+    assert "r1/0@0+5" in dumped
+    assert "in pass_gate\n    assert self.gate.wait(LIMIT_S)" in dumped  # where it hangs
+    assert not stage.hub.loads["w1"][1].ready
+    stage.executor.gate.set()
+    stage.until_end("r1")
+    stage.until(lambda: stage.hub.loads["w1"][1].ready)
+
+
+def test_a_dump_on_request_comes_at_a_step_boundary(
+    stage: Stage, small_worker: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stage.service.ask_dump()
+    stage.send(small_worker.submit(max_tokens=3))
+    stage.until_end("r1")
+    assert "books: balanced" in capsys.readouterr().err
