@@ -71,18 +71,19 @@ async def _shown_steps(browser: Browser, demo: dict[str, Any], seconds: float) -
 
 
 def _behind(shown: list[tuple[float, int]], recorded: Path) -> dict[str, Any]:
-    """Milliseconds. Steps are aligned at the last one, which stays on the page."""
+    """Milliseconds. A page that shows step n has seen n of them applied."""
     unix_minus_monotonic_ms = (time.time() - time.monotonic()) * 1_000
-    applied_ms: list[float] = []
+    applied_ms: dict[int, float] = {}
+    num_applied = 0
     for entry in entries_of(log_files(recorded)):
         if isinstance(entry, Boot):
-            applied_ms.clear()
+            num_applied = entry.step
         elif isinstance(entry, Stepped):
-            applied_ms.append(entry.applied_us / 1_000 + unix_minus_monotonic_ms)
-    first_number = shown[-1][1] - len(applied_ms) + 1
+            num_applied += 1
+            applied_ms[num_applied] = entry.applied_us / 1_000 + unix_minus_monotonic_ms
     behind: list[float] = []
     for (_, before), (at_ms, step) in itertools.pairwise(shown):
-        behind += [at_ms - applied_ms[number - first_number] for number in range(before + 1, step + 1)]
+        behind += [at_ms - applied_ms[number] for number in range(before + 1, step + 1)]
     behind.sort()
     return {
         "steps": len(behind),

@@ -40,9 +40,11 @@ from scheduler_engine.scheduler import Scheduler
 FLUSH_US = 1_000_000
 IDLE_FLUSH_US = 60_000_000  # steps in which nothing happens are no news
 FLUSH_ENTRIES = 1_024
-FILE_S = 300  # a replay begins where a file does
+HOUR_S = 3_600
+FILE_S = 120  # a replay begins where a file does
 _NO_LIMIT = 1 << 50
 LINK_BYTES = 4
+FEW_LIVE = 250  # their state is taken down in less than a step
 MOST_LIVE_AT_CHECKPOINT = 5_000  # more, and the pause for it would be felt: it waits for a calmer moment
 _NOT_WRITTEN = frozenset({"prompt_token_ids", "delivered_token_ids", "stop_token_ids", "sampling", "prefix_keys"})
 _WRITTEN = {field.name: field.default for field in fields(Request) if field.name not in _NOT_WRITTEN}
@@ -61,7 +63,8 @@ class RecordingScheduler(Scheduler):
     """Always: decides as a Scheduler does; entries are handed over in the order of the calls, at the latest a second
     or 1,024 entries after them, and at once when the work ends.
 
-    A new file begins each FILE_S, and when one has filled a quarter of the bound, with the engine's state at its head.
+    A new file begins each FILE_S while few requests are live, each hour otherwise, and when one has filled a quarter of
+    the bound, with the engine's state at its head.
     """
 
     def __init__(
@@ -152,8 +155,7 @@ class Recording:
         self._begin(None, 0)
 
     def _begin(self, state: bytes | None, now_us: int) -> None:
-        started_s = self._unix_s()
-        self._span = started_s // FILE_S
+        started_s = self._began_s = self._unix_s()
         boot = Boot(
             started_unix_us=int(started_s * 1_000_000),
             now_us=now_us,
@@ -223,8 +225,13 @@ class Recording:
         num_bytes = self._writer.num_entry_bytes
         if num_bytes >= 2 * self._most_file_bytes:
             return True
-        is_due = num_bytes >= self._most_file_bytes or self._unix_s() // FILE_S != self._span
-        return is_due and self._engine.num_live <= MOST_LIVE_AT_CHECKPOINT
+        num_live = self._engine.num_live
+        is_due = num_bytes >= self._most_file_bytes or self._has_passed(HOUR_S)
+        return (is_due and num_live <= MOST_LIVE_AT_CHECKPOINT) or (num_live <= FEW_LIVE and self._has_passed(FILE_S))
+
+    def _has_passed(self, period_s: int) -> bool:
+        """A boundary of the period, since the file began."""
+        return self._unix_s() // period_s != self._began_s // period_s
 
     def _flush(self, now_us: int) -> None:
         self._flushed_us = now_us

@@ -1,7 +1,11 @@
-"""Every page as axe-core reads it, on a light desk and on a dark phone. A console that complains fails (``page``)."""
+"""Every page as axe-core reads it, on a light desk and on a dark phone. A console that complains fails (``page``).
+
+With PAGE_PICTURES=FOLDER each view of each page is also photographed there, to be looked at.
+"""
 
 from __future__ import annotations
 
+import os
 import time
 import uuid
 from datetime import UTC, datetime, timedelta
@@ -179,7 +183,7 @@ def enter(page: Page, site: str, role: str) -> None:
 def test_a_page_reads_well_for_everybody(page: Page, site: str, things: dict[str, Any], role: str, path: str) -> None:
     enter(page, site, role)
     page.add_init_script(SHIFTS)
-    complaints = []
+    complaints, pictures = [], os.environ.get("PAGE_PICTURES")
     for view, (width, height, scheme) in VIEWS.items():
         page.emulate_media(color_scheme=scheme)
         page.set_viewport_size({"width": width, "height": height})
@@ -188,6 +192,9 @@ def test_a_page_reads_well_for_everybody(page: Page, site: str, things: dict[str
         page.evaluate(AXE_SCRIPT)
         complaints += [f"{view}: {one}" for one in page.evaluate(AXE)]
         wide, shift = page.evaluate("[document.documentElement.scrollWidth, window.shift]")
+        if pictures:
+            name = path.strip("/").replace("/", "-") or "front"
+            page.screenshot(path=f"{pictures}/{name}-{view}.png", full_page=True)
         complaints += [f"{view}: {wide} px wide"] if wide > width else []
         complaints += [f"{view}: the layout shifts by {shift}"] if shift >= MOST_SHIFT else []
     assert complaints == []

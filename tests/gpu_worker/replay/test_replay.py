@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpu_worker.replay import checkpoint, prefix_names, record_log
+from gpu_worker.replay import checkpoint, prefix_names, record_log, recording
 from gpu_worker.replay.log_writer import LogWriter
 from gpu_worker.replay.prefix_names import PrefixNames, names_of, runs_of
 from gpu_worker.replay.record_log import (
@@ -54,7 +54,7 @@ def recorded(
     limit_bytes: int = 1 << 24,
     most_file_bytes: int = 1 << 22,
 ) -> tuple[str, int]:
-    """Record a random run; its digest and number of steps. With ``wall`` five minutes pass every 400 steps."""
+    """Record a random run; its digest and number of steps. With ``wall`` two minutes pass every 400 steps."""
     has_files, wall = wall is not None, wall or Wall()
     writer = LogWriter(folder, limit_bytes, wall)
     engine = RecordingScheduler(
@@ -64,7 +64,7 @@ def recorded(
 
     def next_file(step: int) -> None:
         if step % 400 == 399:
-            wall.now_s += 300 if has_files else 0
+            wall.now_s += 120 if has_files else 0
             writer.catch_up()
 
     run.run(num_steps // 2, next_file)
@@ -195,7 +195,7 @@ def test_runs_name_what_they_were_made_of() -> None:
 # files
 
 
-def test_every_five_minutes_have_a_file_that_replays_alone_and_as_part_of_all(tmp_path: Path) -> None:
+def test_every_two_minutes_have_a_file_that_replays_alone_and_as_part_of_all(tmp_path: Path) -> None:
     digest, num_steps = recorded(tmp_path, 3, 2_000, wall=Wall())
     files = log_files(tmp_path)
     assert len(files) == 5
@@ -209,10 +209,16 @@ def test_every_five_minutes_have_a_file_that_replays_alone_and_as_part_of_all(tm
     assert replay(files[-2:]).num_steps == num_steps
 
 
+def test_while_many_requests_are_live_a_file_lasts_an_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording, "FEW_LIVE", -1)
+    recorded(tmp_path, 3, 2_000, wall=Wall())
+    assert len(log_files(tmp_path)) == 1
+
+
 def test_of_a_folder_hardly_more_than_the_last_minutes_are_taken(tmp_path: Path) -> None:
     digest, _ = recorded(tmp_path, 3, 2_000, wall=Wall())
     all_files = [file.path for file in log_files(tmp_path)]
-    for minutes, num_files in ((1, 2), (5, 2), (6, 3), (20, 5), (60, 5)):
+    for minutes, num_files in ((1, 2), (2, 2), (3, 3), (8, 5), (60, 5)):
         files = log_files(tmp_path, minutes)
         assert [file.path for file in files] == all_files[-num_files:]
         assert replay(files).digest == digest

@@ -40,7 +40,7 @@ export class LaneCanvas {
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     groups.forEach((group, index) => {
       context.fillStyle = context.strokeStyle = inks[index];
-      for (const lane of group.lanes) this.lane(lane, from / ratio, width / ratio, pixelsPerMs, pitch - 1);
+      for (const lane of group.lanes) this.lane(lane, from / ratio, width / ratio, pixelsPerMs, pitch - (pitch > 5 ? 3 : 1));
     });
   }
 

@@ -10,7 +10,8 @@ const OPEN_MS = 600_000; // a span without an end is drawn far past the right ed
 const GAPS = new Set(["held", "on_host", "dropped"]);
 const AXIS_PX = 18;
 const HEADING_PX = 18;
-const MANY_LANES = 64; // of one class: from here on they are a picture
+const MANY_LANES = 24; // of one class: from here on they are a picture
+const VERY_MANY_LANES = 64; // and low ones
 const LETTER_PX = 16; // a bar narrower than this has no room for its letter
 
 const STATE_WORDS = {
@@ -136,7 +137,7 @@ export class Lanes {
     const width = this.svg.clientWidth;
     const counts = this.groups.map((group) => group.lanes.length);
     this.isDense = Math.max(...counts) > MANY_LANES;
-    const pitch = this.isDense ? 5 : Math.max(...counts) > 24 ? 10 : 18;
+    const pitch = Math.max(...counts) > VERY_MANY_LANES ? 5 : this.isDense ? 10 : 18;
     const layout = `${width}/${pitch}/${counts}`;
     if (force || layout !== this.layout) {
       this.layout = layout;
