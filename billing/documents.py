@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from datetime import UTC
 from typing import Any
 
+from django.conf import settings
 from reportlab.lib import colors
 from reportlab.lib.pagesizes import A4, landscape
 from reportlab.lib.styles import getSampleStyleSheet
@@ -63,13 +64,15 @@ def statement_pdf(statement: Statement, *, tenant_name: str) -> bytes:
     page = SimpleDocTemplate(out, pagesize=landscape(A4), title=title, author="Rubato", invariant=1)
     styles = getSampleStyleSheet()
     starts, ends = (moment.astimezone(UTC).isoformat() for moment in (statement.starts_at, statement.ends_at))
+    currency = settings.RUBATO_CURRENCY.upper()
     story: list[Flowable] = [
         Paragraph(title, styles["Title"]),
         Paragraph(f"{_escaped(tenant_name)} · {statement.zone} · from {starts} to {ends}", styles["Normal"]),
+        Paragraph(f"All amounts are in {currency}. A day has its statement once it is over.", styles["Normal"]),
         Spacer(1, 12),
         _table(
             [
-                _LINE,
+                (*_LINE[:-1], f"cost ({currency})"),
                 *([str(line[name]) for name in _LINE[:-1]] + [money(line["cost_micros"])] for line in statement.lines),
             ]
         ),
@@ -77,11 +80,11 @@ def statement_pdf(statement: Statement, *, tenant_name: str) -> bytes:
     ]
     if statement.corrections:
         rows = [[one["kind"], one["reason"], money(one["amount_micros"])] for one in statement.corrections]
-        story += [_table([("correction", "reason", "amount"), *rows]), Spacer(1, 12)]
+        story += [_table([("correction", "reason", f"amount ({currency})"), *rows]), Spacer(1, 12)]
     story.append(
         _table(
             [
-                ("charged", "adjusted", "credited", "total"),
+                tuple(f"{name} ({currency})" for name in ("charged", "adjusted", "credited", "total")),
                 [
                     money(statement.charged_micros),
                     money(statement.adjusted_micros),
@@ -103,10 +106,6 @@ def statement_file(statement: Statement, kind: str, *, tenant_name: str) -> tupl
     if kind == "pdf":
         return statement_pdf(statement, tenant_name=tenant_name), "application/pdf", name
     raise ValueError(f"a statement comes as csv or pdf, not {kind}")
-
-
-def _line_cells(line: dict[str, Any]) -> list[str]:
-    return [*(str(line[name]) for name in _LINE[:-1]), money(line["cost_micros"])]
 
 
 def _escaped(text: str) -> str:

@@ -25,6 +25,7 @@ from scheduler_engine.policy import (
 from scheduler_engine.policy import PriorityClass as ClassName
 from tenants import api_keys, selectors
 from tenants.audit import change_by
+from tenants.checks import checked_by_the_database
 from tenants.isolation import alias
 from tenants.models import ApiKey, PolicyVersion, PriorityClass, Project, QuotaPolicy, Tenant
 from tenants.policy_changes import Change, diff
@@ -227,8 +228,9 @@ def _write(row: QuotaPolicy | PriorityClass, policy: TenantClassPolicy | ClassPo
             setattr(row, field.name, value.label if isinstance(value, ClassName) else value)
     if isinstance(row, QuotaPolicy):
         row.overflow_to = row.overflow_to or ""
-    row.full_clean()
-    row.save()
+    row.full_clean(validate_unique=False, validate_constraints=False)
+    with checked_by_the_database(type(row), alias()):
+        row.save()
 
 
 def refuse_stale(expected_version: int, places: Collection[str]) -> None:

@@ -6,7 +6,6 @@ let in while Redis is down, or has lost what it held and is not rebuilt yet (``r
 
 from __future__ import annotations
 
-import json
 import time
 import uuid
 from collections.abc import Callable, Iterable
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
+import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
@@ -24,12 +24,14 @@ from gateway.errors import Reason, Refusal
 from scheduler_engine.policy import PriorityClass, TenantClassPolicy
 from wire import codec
 from wire.messages import Reserved
+from wire.redis_bus import Unreachable
 from wire.redis_keys import Keys
 
 LEASE_MS = 15_000
 RECORD_LIFETIME_S = 86_400
 MAX_USAGE_ENTRIES = 100_000
 _SCRIPT = Path(__file__).with_name("limits.lua").read_text(encoding="utf-8")
+_encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,8 +116,11 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Denied:
+    """``is_unsure``: what Redis did was not heard; the response may stand there all the same."""
+
     refusal: Refusal
     limits: Limits
+    is_unsure: bool = False
 
 
 def duration_text(milliseconds: int) -> str:
@@ -186,17 +191,20 @@ class Admission:
         asked = [self._wish(wish, window) for wish, window in zip(possible, windows, strict=True)]
         reserved = [_reserved(wish, window) for wish, window in zip(possible, windows, strict=True)]
         try:
-            reply = await self._script(args=[json.dumps(asked), *reserved])
+            reply = await self._script(args=[_encode(asked), *reserved])
         except RedisError as error:
             message = f"Limits cannot be checked now ({type(error).__name__})."
-            return Denied(Refusal(reason=Reason.UNAVAILABLE, message=message), nothing_known)
+            refusal = Refusal(reason=Reason.UNAVAILABLE, message=message)
+            return Denied(refusal, nothing_known, is_unsure=not isinstance(error, Unreachable))
         kind, redis_ms = reply[0].decode(), int(reply[1])
         if self._clock_ms is None:
             self._offset_ms = redis_ms - time.time_ns() // 1_000_000
         if kind == "admitted":
             wish = possible[int(reply[2]) - 1]
             return Grant(wish.response_id, wish.tenant_id, self._lease_key(wish), _limits(wish, reply[3:]))
-        return Denied(_refusal(kind, int(reply[2]), possible[0]), _limits(possible[0], reply[3:]))
+        # A duplicate is our own call, sent once more because its answer was lost, or another's try at the same line.
+        refusal, limits = _refusal(kind, int(reply[2]), possible[0]), _limits(possible[0], reply[3:])
+        return Denied(refusal, limits, is_unsure=kind == "duplicate")
 
     async def renew(self, grants: Iterable[Grant]) -> None:
         """Keep the leases of responses that this gateway still serves. A lease that has ended stays ended."""
@@ -259,7 +267,7 @@ def _record(wish: Wish, buckets: list[dict[str, Any]], lease_key: str, money_key
     """Fields of ``response:{id}``, by which the end of the response gives everything back (wire/redis_keys.py)."""
 
     def refunds(kind: str) -> str:
-        return json.dumps([[bucket["key"], bucket["amount"]] for bucket in buckets if bucket["kind"] == kind])
+        return _encode([[bucket["key"], bucket["amount"]] for bucket in buckets if bucket["kind"] == kind]).decode()
 
     return {
         "state": "open",
@@ -269,10 +277,10 @@ def _record(wish: Wish, buckets: list[dict[str, Any]], lease_key: str, money_key
         "attempt": "1",
         "tenant": wish.tenant_id,
         "cls": wish.priority_class.label,
-        "lease_keys": json.dumps([lease_key]),
+        "lease_keys": _encode([lease_key]).decode(),
         "token_refunds": refunds("tokens"),
         "request_refunds": refunds("requests"),
-        "money_keys": json.dumps([money_key]),
+        "money_keys": _encode([money_key]).decode(),
         "money_reserved": str(wish.money_micros),
         "price_prompt": str(wish.prices.prompt),
         "price_cached": str(wish.prices.cached),

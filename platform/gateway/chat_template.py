@@ -21,6 +21,7 @@ from wire.gguf_header import ModelFileError
 # A template is the operator's, but it may stumble over what a caller sends.
 STUMBLES = (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
 _PRIVATE = range(0xE000, 0xF8FF)  # characters that mean nothing
+_PROBE = chr(_PRIVATE.stop)
 
 
 class TextError(Exception):
@@ -65,6 +66,14 @@ class ChatTemplate:
             raise TextError(str(error) or type(error).__name__) from error
         return self._guard.pieces(rendered, mark)
 
+    def own_words(self) -> list[str]:
+        """What it writes by itself between control tokens, whoever calls."""
+        try:
+            pieces = self.render([{"role": "user", "content": _PROBE}])
+        except TextError:
+            return []
+        return [text for is_control, text in pieces if not is_control and _PROBE not in text]
+
 
 class _Guard:
     """Tells a template's control tokens from the same words in what a caller wrote.
@@ -77,9 +86,8 @@ class _Guard:
     def __init__(self, control_tokens: Collection[str]) -> None:
         self._names = names = sorted(control_tokens, key=len, reverse=True)
         self._token = re.compile("|".join(map(re.escape, names)) or "(?!)")
-        self._heads = {name[:length] for name in names for length in range(1, len(name))}
-        self._tails = {name[length:] for name in names for length in range(1, len(name))}
-        self._lengths = range(1, max(map(len, names), default=1))
+        self._heads = tuple(dict.fromkeys(name[:length] for name in names for length in range(1, len(name))))
+        self._tails = tuple(dict.fromkeys(name[length:] for name in names for length in range(1, len(name))))
 
     def guarded(self, value: Any, mark: str) -> Any:
         """The same lists, mappings and texts, with marks in the texts."""
@@ -101,10 +109,9 @@ class _Guard:
             return text
         start = text.index(core)
         marked = self._token.sub(lambda found: found[0][0] + mark + found[0][1:], core)
-        begins_as_tail = any(marked[:length] in self._tails for length in self._lengths)
-        if begins_as_tail or any(core in name for name in self._names):
+        if marked.startswith(self._tails) or any(core in name for name in self._names):
             marked = mark + marked
-        if any(marked[-length:] in self._heads for length in self._lengths):
+        if marked.endswith(self._heads):
             marked += mark
         return text[:start] + marked + text[start + len(core) :]
 

@@ -19,6 +19,7 @@ from gateway.asking import TIER_OF_CLASS, Ask, encode_prompt, grammar_fault, req
 from gateway.auth import Caller
 from gateway.errors import Reason, Refusal
 from gateway.offers import Offer, Prepared, Terms, offer, terms_of
+from gateway.owed import Owed
 from gateway.ownership import Card, Ownership
 from gateway.policy_feed import PolicyView
 from gateway.streams import Lost, Reader, ResponseStream, Streams
@@ -90,6 +91,7 @@ class Door:
         self._background: set[asyncio.Task[None]] = set()
         self._taking: set[asyncio.Task[ResponseStream | Denied]] = set()
         self._closed = asyncio.Event()
+        self.owed = Owed(bus, ownership, streams.is_served, clock_s)
         self.texts = texts
 
     def models_of(self, caller: Caller) -> list[tuple[Text, list[str]]]:
@@ -208,9 +210,12 @@ class Door:
         """The limits, and then a worker. Always: with a refusal nothing of either is held."""
         first = offers[0]
         tracing.say(gen_ai__request__model=first.wish.model, gen_ai__request__max_tokens=first.submit.max_tokens)
+        self.owed.forget(first.wish.response_id)
         with tracing.part("admission"):
             grant = await self._admission.admit(*(one.wish for one in offers))
         if isinstance(grant, Denied):
+            if grant.is_unsure:
+                self.owed.note(first.wish.response_id, first.wish.tenant_id, "not_dispatched")
             return grant
         wish, submit = next(
             (one.wish, one.submit) for one in offers if one.priority_class is grant.limits.priority_class
@@ -243,7 +248,11 @@ class Door:
         The Submit may stand in an inbox all the same (the next epoch's, or after a time-out): it is cancelled.
         """
         released = Released(response_id=stream.response_id, tenant_id=stream.grant.tenant_id, reason=reason)
-        await self._bus.append_usage(released)
+        try:
+            await self._bus.append_usage(released)
+        except BusError:
+            self.owed.note(stream.response_id, stream.grant.tenant_id, reason)
+            raise
         await self._send_cancel(stream, "gateway_lost")
 
     async def close(self) -> None:

@@ -48,7 +48,8 @@ local function answer(kind, number, levels)
   return reply
 end
 
--- The kind of the first limit that does not hold the wish, and how long that lasts; nil where all do.
+-- The kind of the first limit that does not hold the wish, how long that lasts, and of money its window's key; nil where
+-- all do.
 local function refusing(wish, levels, fractions)
   for i, bucket in ipairs(wish.buckets) do
     if levels[i] < bucket.amount then
@@ -64,9 +65,7 @@ local function refusing(wish, levels, fractions)
     if money.cap >= 0 then
       local held = redis.call('HMGET', money.key, 'open', 'settled')
       if tonumber(held[1] or 0) + tonumber(held[2] or 0) + wish.money_reserved > money.cap then
-        redis.call('HSETNX', money.key, 'refused_ms', whole(now_ms)) -- the window's first: gateway.webhooks tells of it
-        redis.call('EXPIRE', money.key, 3456000)
-        return 'money', 0
+        return 'money', 0, money.key
       end
     end
   end
@@ -102,14 +101,19 @@ if redis.call('EXISTS', first.built) == 0 then return answer('lost', 1000, level
 if redis.call('XLEN', first.usage) >= first.usage_limit then return answer('full', 1000, levels_of(first)) end
 if redis.call('EXISTS', first.record) == 1 then return answer('duplicate', 0, levels_of(first)) end
 
-local refusal
+local refusal, exhausted = nil, {}
 for number, wish in ipairs(wishes) do
   local levels, fractions = levels_of(wish)
-  local kind, retry_after_ms = refusing(wish, levels, fractions)
+  local kind, retry_after_ms, window = refusing(wish, levels, fractions)
   if not kind then
     take(wish, levels, fractions, ARGV[1 + number])
     return answer('admitted', number, levels)
   end
   refusal = refusal or answer(kind, retry_after_ms, levels)
+  if window then table.insert(exhausted, window) end
+end
+for _, window in ipairs(exhausted) do
+  redis.call('HSETNX', window, 'refused_ms', whole(now_ms)) -- the window's first: gateway.webhooks tells of it
+  redis.call('EXPIRE', window, 3456000)
 end
 return refusal

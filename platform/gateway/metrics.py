@@ -43,7 +43,13 @@ class GatewayCounters:
 
     def count_request(self, status: int, priority_class: PriorityClass | None) -> None:
         """One answer given; ``priority_class`` is None where the request ended before a class was known."""
-        label = "none" if priority_class is None else priority_class.label
+        self._count(status, "none" if priority_class is None else priority_class.label)
+
+    def count_management(self, status: int) -> None:
+        """One answer of the management API, which knows no classes."""
+        self._count(status, "management")
+
+    def _count(self, status: int, label: str) -> None:
         self.requests[str(status) if 100 <= status <= 599 else "other", label] += 1
 
     def count_downgrade(self, requested: PriorityClass, served: PriorityClass) -> None:
@@ -62,6 +68,7 @@ class GatewayCounters:
 
 counters = GatewayCounters()
 count_request = counters.count_request
+count_management = counters.count_management
 count_downgrade = counters.count_downgrade
 open_stream = counters.open_stream
 

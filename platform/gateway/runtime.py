@@ -39,7 +39,7 @@ from gateway.text import Text, byte_text
 from tenants import services
 from wire.bus import BusError, GatewayBus
 from wire.messages import Explained, LoadSnapshot
-from wire.redis_bus import RedisGatewayBus, waiting_pool
+from wire.redis_bus import RedisGatewayBus, connect_async
 from wire.redis_keys import Keys
 
 log = logging.getLogger(__name__)
@@ -52,6 +52,7 @@ USED_KEYS_S = 60.0
 KEY_CHECK_S = 5.0
 BOOKS_S = 5.0
 STORE_S = 0.25
+OWED_S = 1.0
 ADOPT_S = 1.0  # a worker waits three seconds longer for a gateway than its heartbeat lives
 GATE_S = 0.5  # how soon a Redis that lost everything is noticed
 AGAIN_S = 0.25  # after the Bus refused
@@ -130,7 +131,7 @@ class Runtime:
         archive = Archive.from_settings()
         return cls(
             bus=RedisGatewayBus(settings.REDIS_URL, f"gateway-{uuid.uuid4().hex[:12]}", keys=redis_keys),
-            redis=Redis.from_pool(waiting_pool(settings.REDIS_URL)),
+            redis=connect_async(settings.REDIS_URL),
             redis_keys=redis_keys,
             key_table=KeyTable(conninfo),
             texts=[text],
@@ -176,6 +177,7 @@ class Runtime:
             (self._read_books, BOOKS_S),
             (self.continuity.adopt, ADOPT_S),
             (self.continuity.store_ended, STORE_S),
+            (self.door.owed.pay, OWED_S),
         ):
             task = asyncio.create_task(self._repeat(work, period_s), name=work.__name__)
             stack.push_async_callback(_stopped, task)

@@ -63,6 +63,7 @@ INSTALLED_APPS = [
     "gateway.webhooks",
 ]
 MIDDLEWARE = [
+    "gateway.management_api.middleware.Numbered",
     "django.middleware.security.SecurityMiddleware",
     "django.middleware.gzip.GZipMiddleware",
     "gateway.console.middleware.ContentSecurityPolicy",

@@ -52,7 +52,10 @@ class Text:
     def of_model(cls, path: str | Path) -> Text:
         """Of a model file or folder. Raises wire.gguf_header.ModelFileError."""
         vocabulary = load(path)
-        return cls(vocabulary, TextEncoder.of_model(path, vocabulary).encode)
+        encoder = TextEncoder.of_model(path, vocabulary)
+        text = cls(vocabulary, encoder.encode)
+        encoder.learn(text._template.own_words())
+        return text
 
     def chat_prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """Token ids of a chat, ready for the assistant's turn. Raises TextError when the template refuses it."""

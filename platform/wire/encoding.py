@@ -6,7 +6,6 @@ text only.
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -50,6 +49,7 @@ class TextEncoder:
     def __init__(self, vocabulary: Vocabulary, first: Tokenizer, later: Tokenizer) -> None:
         self.tokenizer = first
         self._later = later
+        self._learnt: dict[str, tuple[int, ...]] = {}
         self._control = vocabulary.control_tokens
         strips = {token.content: token for token in first.get_added_tokens_decoder().values()}
         names = sorted(self._control, key=len, reverse=True)
@@ -65,6 +65,13 @@ class TextEncoder:
         tokenizer = _from_gguf(read_header(path))
         return cls(vocabulary, tokenizer, tokenizer)
 
+    def learn(self, texts: Iterable[str]) -> None:
+        """Texts that come again and again behind a control token, encoded once. Only what no caller wrote belongs here:
+        how long an encoding takes tells whether the text was known.
+        """
+        for text in texts:
+            self._learnt[text] = tuple(self._later.encode(text, add_special_tokens=False).ids)
+
     def encode(self, segments: Segments) -> list[int]:
         """Token ids of (trusted, text) pieces in order, without any token that no piece has written.
 
@@ -72,24 +79,28 @@ class TextEncoder:
         had been encoded whole.
         """
         token_ids: list[int] = []
-        pieces = (piece for trusted, text in segments for piece in self._pieces(trusted, text))
-        for position, (is_control, run) in enumerate(itertools.groupby(pieces, key=lambda piece: piece[0])):
-            if is_control:
-                token_ids += [self._control[name] for _, name in run]
-            else:
-                tokenizer = self._later if position else self.tokenizer
-                token_ids += tokenizer.encode("".join(text for _, text in run), add_special_tokens=False).ids
+        run: list[str] = []  # what has been written since the last control token
+        for trusted, text in segments:
+            end = 0
+            for match in self._splitter.finditer(text) if trusted else ():
+                self._close(run, text[end : match.start()], token_ids)
+                token_ids.append(self._control[match[0].strip()])
+                end = match.end()
+            run.append(text[end:])
+        self._close(run, "", token_ids)
         return token_ids
 
-    def _pieces(self, trusted: bool, text: str) -> list[tuple[bool, str]]:
-        """(is a control token, text), none of them empty."""
-        if not trusted:
-            return [(False, text)] if text else []
-        pieces, end = [], 0
-        for match in self._splitter.finditer(text):
-            pieces += [(False, text[end : match.start()]), (True, match[0].strip())]
-            end = match.end()
-        return [piece for piece in (*pieces, (False, text[end:])) if piece[1]]
+    def _close(self, run: list[str], rest: str, token_ids: list[int]) -> None:
+        text = "".join(run) + rest
+        run.clear()
+        if not text:
+            return
+        if not token_ids:
+            token_ids += self.tokenizer.encode(text, add_special_tokens=False).ids
+        elif text in self._learnt:
+            token_ids += self._learnt[text]
+        else:
+            token_ids += self._later.encode(text, add_special_tokens=False).ids
 
 
 def _pattern(name: str, added: Any) -> str:

@@ -147,6 +147,21 @@ def test_the_pdf_is_the_same_each_time(aurora: Tenant) -> None:
     assert first.startswith(b"%PDF-")
 
 
+def test_the_pdf_names_the_currency_of_every_amount(
+    aurora: Tenant, monkeypatch: pytest.MonkeyPatch, settings: Any
+) -> None:
+    settings.RUBATO_CURRENCY = "chf"
+    monkeypatch.setattr("reportlab.rl_config.pageCompression", 0)
+    entry(aurora, 1, NOON, 1_500_000)
+    entry(aurora, 2, NOON, 5, "credit", reason="sorry")
+    (statement,) = statements.close_due_days(LATER)
+    page = documents.statement_pdf(statement, tenant_name=aurora.name).decode("latin-1")
+    for name in ("cost", "amount", "charged", "adjusted", "credited", "total"):
+        assert f"{name} \\(CHF\\)" in page
+    assert "1.500000" in page
+    assert "micros" not in page
+
+
 @pytest.mark.parametrize(("micros", "text"), [(0, "0.000000"), (-1, "-0.000001"), (1_234_567, "1.234567")])
 def test_money_is_written_exactly(micros: int, text: str) -> None:
     assert documents.money(micros) == text

@@ -16,7 +16,6 @@ import pytest
 import redis
 import uvicorn
 from openai import AsyncOpenAI
-from redis.asyncio import Redis
 
 from gateway import runtime as gateway_runtime
 from gateway.auth import StoredKey
@@ -44,7 +43,7 @@ from wire.messages import (
     ToWorker,
     Usage,
 )
-from wire.redis_bus import RedisGatewayBus, RedisUsageReader, RedisWorkerBus, write_policy
+from wire.redis_bus import RedisGatewayBus, RedisUsageReader, RedisWorkerBus, connect_async, write_policy
 from wire.redis_keys import Keys
 
 MODEL = "simulated"
@@ -436,7 +435,7 @@ class World:
     def new_runtime(self, gateway_id: str, bus_type: type[RedisGatewayBus] = RedisGatewayBus) -> Runtime:
         return Runtime(
             bus=bus_type(self.url, gateway_id, keys=self.redis_keys),
-            redis=Redis.from_url(self.url, protocol=2),
+            redis=connect_async(self.url),
             redis_keys=self.redis_keys,
             key_table=self.shelf,
             texts=[byte_text()],

@@ -276,6 +276,20 @@ async def test_the_first_refusal_for_money_stands_at_its_window(gate: Gate) -> N
     assert await gate.redis.ttl(name) > 86_400 * 31
 
 
+@pytest.mark.parametrize(("below", "noted"), [(1_000, []), (6, ["default", "interactive"])], ids=["fits", "neither"])
+async def test_a_budget_is_exhausted_by_calls_that_are_refused_and_by_none_that_overflow(
+    gate: Gate, below: int, noted: list[str]
+) -> None:
+    own = gate.wish(money_micros=5)
+    own = replace(own, priority_class=PriorityClass.INTERACTIVE)
+    lower = replace(gate.wish(money_micros=below), response_id=own.response_id)
+    answer = await gate.admission.admit(own, lower)
+    assert isinstance(answer, Grant if not noted else Denied)
+    names = [key.decode() async for key in gate.redis.scan_iter(f"{gate.keys.prefix}money:*")]
+    found = [name.split(":")[-2] for name in sorted(names) if await gate.redis.hexists(name, "refused_ms")]
+    assert found == noted
+
+
 async def test_zero_money_allows_nothing_that_costs(gate: Gate) -> None:
     assert denied(await gate.admit(money_micros=0)).refusal.reason is Reason.MONEY
 

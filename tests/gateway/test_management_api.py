@@ -21,6 +21,7 @@ from billing import services as billing_services
 from billing.messages import Reservation, Settlement
 from billing.models import Statement
 from billing.pricing import Terminal, TokenCounts, TokenPrices
+from gateway import metrics
 from tenants import members, services
 from tenants.models import ApiKey, AuditEvent, Invitation, Membership, Project
 from tenants.roles import Capability, Role, may
@@ -265,8 +266,44 @@ def test_only_an_owner_makes_owners(aurora: House) -> None:
 def test_bad_input_is_refused_by_name(aurora: House, method: str, route: str, body: Any, param: str | None) -> None:
     before = AuditEvent.objects.count()
     answer = as_owner(aurora, method, route.format(**aurora.ids()), body)
-    assert (answer.status_code, error(answer)["param"]) == (400, param)
+    refused = error(answer)
+    assert (answer.status_code, refused["param"]) == (400, param)
+    assert param is None or repr(param) in refused["message"]
     assert AuditEvent.objects.count() - before <= 1  # the owner's key itself
+
+
+@pytest.mark.parametrize(
+    ("method", "route", "body", "name"),
+    [
+        ("GET", "usage/completions", None, "start_time"),
+        ("GET", "costs", None, "start_time"),
+        ("POST", "projects", {}, "name"),
+    ],
+)
+def test_what_is_missing_is_refused_as_everywhere_under_v1(
+    aurora: House, method: str, route: str, body: Any, name: str
+) -> None:
+    refused = error(as_owner(aurora, method, route, body))
+    assert (refused["code"], refused["param"]) == ("missing_required_parameter", name)
+    assert refused["message"].startswith(f"Missing required parameter: {name!r}")
+
+
+@pytest.mark.parametrize(("method", "route"), [(method, route) for method, route, _ in ROUTES])
+def test_no_route_leaves_out_a_parameter_in_silence(aurora: House, method: str, route: str) -> None:
+    """Whatever it is; before anything is done."""
+    before = Project.objects.count(), ApiKey.objects.filter(revoked_at=None).count(), Membership.objects.count()
+    asked = route.format(**aurora.ids())
+    answer = as_owner(aurora, method, f"{asked}{'&' if '?' in asked else '?'}surprise=1")
+    refused = error(answer)
+    assert (answer.status_code, refused["code"], refused["param"]) == (400, "unknown_parameter", "surprise")
+    after = Project.objects.count(), ApiKey.objects.filter(revoked_at=None).count(), Membership.objects.count()
+    assert after == (before[0], before[1] + 1, before[2])  # the owner's key itself
+
+
+def test_a_list_of_statements_says_where_files_are_had(aurora: House) -> None:
+    refused = error(as_owner(aurora, "GET", "statements?format=csv"))
+    assert refused["code"] == "unknown_parameter"
+    assert "/v1/organization/statements/{id}?format=csv" in refused["message"]
 
 
 @pytest.mark.parametrize(
@@ -287,6 +324,41 @@ def test_every_failure_is_json(aurora: House, method: str, route: str, body: Any
     answer = as_owner(aurora, method, route, body)
     assert answer.status_code == status
     error(answer)
+
+
+@pytest.mark.parametrize(
+    ("method", "route", "headers", "status"),
+    [
+        ("GET", "projects", {}, 200),
+        ("GET", "nonsense", {}, 404),
+        ("GET", f"projects/{uuid.uuid4()}", {}, 404),
+        ("PUT", "projects", {}, 405),
+        ("GET", "projects?after=x", {}, 400),
+        ("GET", "costs?start_time=1&models=%00", {}, 400),
+        ("GET", "projects", {"Host": "nowhere.example"}, 400),
+        ("GET", "projects", {"Authorization": "Bearer no"}, 401),
+        ("GET", "schema", {}, 200),
+    ],
+)
+def test_every_answer_has_its_own_request_id_and_is_counted(
+    aurora: House, method: str, route: str, headers: dict[str, str], status: int
+) -> None:
+    text = aurora.management_key(Role.OWNER)
+    label = (str(status), "management")
+    before = metrics.counters.requests[label]
+    asked = {"Authorization": f"Bearer {text}", "X-Request-Id": "mine", **headers}
+    answers = [Client().generic(method, f"{ROOT}/{route}", headers=asked) for _ in range(2)]
+    ids = [answer["x-request-id"] for answer in answers]
+    assert [answer.status_code for answer in answers] == [status, status]
+    assert all(one.startswith("req_") for one in ids)
+    assert ids[0] != ids[1]
+    assert metrics.counters.requests[label] == before + 2
+
+
+def test_pages_for_people_are_no_calls_of_the_api(db: None) -> None:
+    before = dict(metrics.counters.requests)
+    assert "x-request-id" not in Client().get("/").headers
+    assert metrics.counters.requests == before
 
 
 def test_a_form_is_no_json(aurora: House) -> None:
@@ -357,12 +429,15 @@ def test_an_export_holds_every_operation_of_the_span(aurora: House) -> None:
     answer = as_owner(aurora, "GET", "usage/export?format=cloudevents")
     events = [json.loads(line) for line in whole(answer).splitlines()]
     assert {event["subject"] for event in events} == {str(aurora.tenant.id)}
+    assert answer["Content-Disposition"] == 'attachment; filename="usage.ndjson"'
 
 
 @pytest.mark.parametrize(("kind", "start"), [("csv", b"day,"), ("pdf", b"%PDF-"), ("json", b"{")])
 def test_a_statement_comes_in_three_shapes(aurora: House, kind: str, start: bytes) -> None:
     answer = as_owner(aurora, "GET", f"statements/{aurora.statement.id}?format={kind}")
     assert answer.content.startswith(start)
+    if kind != "json":
+        assert answer["Content-Disposition"] == f'attachment; filename="statement-{aurora.statement.day}.{kind}"'
     assert Statement.objects.get(id=aurora.statement.id).total_micros == 7
 
 

@@ -123,6 +123,15 @@ time.sleep(60)
     assert _said(stage).index("two stops") < _said(stage).index("one stops")
 
 
+def test_a_stop_that_takes_longer_says_at_once_what_it_waits_for(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.supervision.supervisor._SILENT_S", 0.1)
+    stage.supervisor.start([_python("one", DEAF, stop_timeout_s=1.0), _python("two", SLEEPS, stop_timeout_s=5.0)])
+    stage.tick_until(lambda: "deaf" in _said(stage))
+    stage.supervisor.stop([["one", "two"]])
+    (told,) = [line for line in _said(stage).splitlines() if "waiting for" in line]
+    assert told.endswith("| waiting for one, 1 s at most; Ctrl-C ends them at once")
+
+
 def test_a_one_off_command_that_fails_says_why(stage: Stage) -> None:
     with pytest.raises(SupervisionError, match="once failed with status 3; its last words: no table"):
         stage.supervisor.run_once(_python("once", "import sys; print('no table'); sys.exit(3)"))

@@ -1,4 +1,4 @@
-"""kill -9 of each process while a batch of 1,000 lines runs: one output line per custom_id, and right books. T12."""
+"""kill -9 of each process while a batch of 1,000 lines runs: one output line per custom_id, and right books."""
 
 from __future__ import annotations
 

@@ -24,36 +24,41 @@ class ContentLost(Exception):
 
 
 class Draft:
-    """Content on its way. Always: gone unless ``keep`` has returned."""
+    """Content on its way; on the disk from its first byte. Always: gone unless ``keep`` has returned."""
 
     def __init__(self, root: Path) -> None:
         self.name = uuid4().hex
         self._final = _place(root, self.name)
         self._path = root / DRAFTS / self.name
         self.num_bytes = 0
-        with _room():
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self._path.open("wb")
+        self._file: BinaryIO | None = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
         self._path.unlink(missing_ok=True)  # nothing after ``keep``, which has moved it
 
     def write(self, data: bytes) -> None:
         """Raises StorageFull."""
         with _room():
-            self._file.write(data)
+            self._opened().write(data)
         self.num_bytes += len(data)
+
+    def _opened(self) -> BinaryIO:
+        if self._file is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self._path.open("wb")
+        return self._file
 
     def keep(self) -> str:
         """Under its final name, safe from a crash. Raises StorageFull."""
         with _room():
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
+            with self._opened() as file:
+                file.flush()
+                os.fsync(file.fileno())
             self._final.parent.mkdir(parents=True, exist_ok=True)
             self._path.replace(self._final)
         return self.name

@@ -42,7 +42,7 @@ class Strict(serializers.Serializer[Any]):
 
     def to_internal_value(self, data: Any) -> Any:
         if isinstance(data, dict) and (unknown := [name for name in data if name not in self.fields]):
-            raise exceptions.ValidationError({str(unknown[0])[:64]: ["is not known here"]})
+            raise exceptions.ValidationError({str(unknown[0])[:64]: ["This body does not take it."]}, code="unknown")
         return super().to_internal_value(data)
 
 

@@ -23,13 +23,17 @@ _TYPES = {
     429: ("rate_limit_error", "rate_limit_exceeded"),
     500: ("server_error", "internal_error"),
 }
+_WORDS = {  # what DRF calls a wrong field -> how its message begins, and its code
+    "required": ("Missing required parameter: {!r}.", "missing_required_parameter"),
+    "unknown": ("Unknown parameter: {!r}.", "unknown_parameter"),
+}
 _NOT_FOUND = "There is no such object."
 
 
-def error_body(status_code: int, message: str, param: str | None = None) -> dict[str, Any]:
+def error_body(status_code: int, message: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
     """Always all four keys."""
-    error_type, code = _TYPES.get(status_code, ("invalid_request_error", "invalid_request"))
-    return {"error": {"message": message, "type": error_type, "param": param, "code": code}}
+    error_type, usual = _TYPES.get(status_code, ("invalid_request_error", "invalid_request"))
+    return {"error": {"message": message, "type": error_type, "param": param, "code": code or usual}}
 
 
 def handle(error: Exception, context: dict[str, Any]) -> Response | None:
@@ -43,11 +47,18 @@ def handle(error: Exception, context: dict[str, Any]) -> Response | None:
     if answer is None:
         return None
     if isinstance(error, exceptions.ValidationError):
-        param, message = _first(error.detail)
+        answer.data = _invalid(*_first(error.detail))
     else:
-        param, message = None, str(getattr(error, "detail", error))
-    answer.data = error_body(answer.status_code, message, param)
+        answer.data = error_body(answer.status_code, str(getattr(error, "detail", error)))
     return answer
+
+
+def _invalid(param: str | None, detail: str) -> dict[str, Any]:
+    """A field that is wrong, in the words of the rest of ``/v1``: always with its name."""
+    if param is None:
+        return error_body(400, detail)
+    words, code = _WORDS.get(getattr(detail, "code", ""), ("Invalid {!r}:", None))
+    return error_body(400, f"{words.format(param)} {detail}", param, code)
 
 
 def _first(detail: Any) -> tuple[str | None, str]:
@@ -60,7 +71,7 @@ def _first(detail: Any) -> tuple[str | None, str]:
         return (f"{name}.{below}" if below else str(name)), message
     if isinstance(detail, list | tuple):
         return _first(detail[0])
-    return None, str(detail)
+    return None, detail if isinstance(detail, str) else str(detail)
 
 
 @csrf_exempt  # a key, not a cookie: whatever the method, it is JSON

@@ -4,7 +4,7 @@ and the shape of its refusals. The shapes themselves are in shapes.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from drf_spectacular.extensions import OpenApiAuthenticationExtension
@@ -43,7 +43,24 @@ def answers(
     shape: Any, *, status: int = 200, body: Any = None, asks: Sequence[OpenApiParameter] = ()
 ) -> Callable[[_Handler], _Handler]:
     """Describes a handler: the shape of its answer, of its body, and its query parameters."""
-    return extend_schema(request=body, responses={status: shape, "4XX": Refusal}, parameters=list(asks))
+    return answers_any({status: shape}, body=body, asks=asks)
+
+
+def answers_any(
+    responses: Mapping[Any, Any], *, body: Any = None, asks: Sequence[OpenApiParameter] = ()
+) -> Callable[[_Handler], _Handler]:
+    """The same for one with several answers, by status or by status and media type."""
+
+    def described(handler: _Handler) -> _Handler:
+        vars(handler)["asks"] = tuple(one.name for one in asks)
+        return extend_schema(request=body, responses={**responses, "4XX": Refusal}, parameters=list(asks))(handler)
+
+    return described
+
+
+def asks_of(handler: Callable[..., Any]) -> tuple[str, ...]:
+    """Names of the query parameters that a handler was described with."""
+    return getattr(handler, "asks", ())
 
 
 class ManagementKeyScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]  # it registers itself

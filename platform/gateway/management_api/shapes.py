@@ -72,7 +72,7 @@ class KeyShape(Shape):
     created_at = Seconds()
     created_by = serializers.CharField()
     expires_at = MaybeSeconds()
-    last_used_at = MaybeSeconds()
+    last_used_at = MaybeSeconds(help_text="noted once a minute: a key used just now may not show it yet")
     rotated_at = MaybeSeconds()
     previous_secret_until = MaybeSeconds(source="previous_until")
     revoked_at = MaybeSeconds()

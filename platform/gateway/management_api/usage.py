@@ -11,7 +11,7 @@ from django.conf import settings
 from django.http import HttpResponse, StreamingHttpResponse
 from django.shortcuts import get_object_or_404
 from django.utils import timezone
-from drf_spectacular.utils import OpenApiParameter, extend_schema
+from drf_spectacular.utils import OpenApiParameter
 from rest_framework import exceptions
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -20,7 +20,7 @@ from billing import documents
 from billing.models import Statement, UsageRequest
 from billing.usage import Bucket, Filter, Group, Sums, Width, buckets
 from gateway.downloads import Pieces, spooled
-from gateway.management_api.schema import PAGED, Refusal, answers, query
+from gateway.management_api.schema import PAGED, answers, answers_any, query
 from gateway.management_api.shapes import (
     CostResult,
     StatementShape,
@@ -91,13 +91,7 @@ class Export(View):
 
     needs = {"GET": Capability.SEE_MONEY}
 
-    @extend_schema(
-        parameters=[
-            query("format", {"type": "string", "enum": list(EXPORTS), "default": "csv"}, "of the lines"),
-            *SPAN,
-        ],
-        responses={(200, "text/csv"): str, (200, "application/x-ndjson"): str, "4XX": Refusal},
-    )
+    @answers_any({(200, "text/csv"): str, (200, "application/x-ndjson"): str}, asks=[_format_of(EXPORTS), *SPAN])
     def get(self, request: Request) -> Any:
         shape = request.query_params.get("format", "csv")
         if shape not in EXPORTS:
@@ -105,11 +99,19 @@ class Export(View):
         starts_at, ends_at = _span(request, timezone.now(), timedelta(days=1))
         lines = _lines(shape, self.principal.tenant_id, starts_at, ends_at)
         content_type = "text/csv; charset=utf-8" if shape == "csv" else "application/x-ndjson"
-        return StreamingHttpResponse(Pieces(spooled(lines)), content_type=content_type)
+        ending = "csv" if shape == "csv" else "ndjson"
+        return StreamingHttpResponse(
+            Pieces(spooled(lines)), content_type=content_type, headers=_named(f"usage.{ending}")
+        )
 
 
 class Statements(View):
+    """One for each day with usage, newest first. A day is stated ten minutes after its midnight in the tenant's zone: a
+    new tenant's first comes when its first day is over.
+    """
+
     needs = {"GET": Capability.SEE_MONEY}
+    elsewhere = {"format": "Each statement is a file by itself: GET /v1/organization/statements/{id}?format=csv."}
 
     @answers(listing(StatementShape), asks=PAGED)
     def get(self, request: Request) -> Response:
@@ -121,16 +123,9 @@ class OneStatement(View):
 
     needs = {"GET": Capability.SEE_MONEY}
 
-    @extend_schema(
-        parameters=[
-            query("format", {"type": "string", "enum": ["json", "csv", "pdf"], "default": "json"}, "of the file")
-        ],
-        responses={
-            (200, "application/json"): WholeStatementShape,
-            (200, "text/csv"): str,
-            (200, "application/pdf"): bytes,
-            "4XX": Refusal,
-        },
+    @answers_any(
+        {(200, "application/json"): WholeStatementShape, (200, "text/csv"): str, (200, "application/pdf"): bytes},
+        asks=[_format_of(("json", "csv", "pdf"))],
     )
     def get(self, request: Request, statement_id: UUID) -> Any:
         found = get_object_or_404(Statement, id=statement_id)
@@ -139,8 +134,8 @@ class OneStatement(View):
                 return Response(WholeStatementShape(found).data)
             case "csv" | "pdf" as kind:
                 name = Tenant.objects.get().name
-                body, content_type, _ = documents.statement_file(found, kind, tenant_name=name)
-                return HttpResponse(body, content_type=content_type)
+                body, content_type, file_name = documents.statement_file(found, kind, tenant_name=name)
+                return HttpResponse(body, content_type=content_type, headers=_named(file_name))
             case _:
                 raise _wrong("format", "must be json, csv or pdf")
 
@@ -224,7 +219,9 @@ def _span(request: Request, now: datetime, default: timedelta | None) -> tuple[d
     ends_at = _moment(request, "end_time") or now
     starts_at = _moment(request, "start_time") or (ends_at - default if default else None)
     if starts_at is None:
-        raise _wrong("start_time", "is needed: Unix seconds of the first bucket")
+        raise exceptions.ValidationError(
+            {"start_time": ["Give the Unix seconds of the first bucket."]}, code="required"
+        )
     if starts_at >= ends_at:
         raise _wrong("start_time", "must lie before end_time")
     return starts_at, ends_at
@@ -287,6 +284,11 @@ def _lines(shape: str, tenant_id: UUID, starts_at: datetime, ends_at: datetime) 
     if shape == "ndjson":
         return documents.usage_ndjson(rows)
     return documents.usage_cloudevents(rows, source=settings.RUBATO_EVENT_SOURCE)
+
+
+def _named(file_name: str) -> dict[str, str]:
+    """So that a browser, or ``curl -OJ``, keeps it under this name."""
+    return {"Content-Disposition": f'attachment; filename="{file_name}"'}
 
 
 def _wrong(name: str, words: str) -> exceptions.ValidationError:

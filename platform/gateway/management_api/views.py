@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 from uuid import UUID
@@ -17,6 +16,7 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from gateway.management_api.authentication import ManagementKey, NeedsCapability, Principal
+from gateway.management_api.schema import asks_of
 from gateway.management_api.shapes import Shape
 from tenants import audit
 from tenants.isolation import tenant
@@ -34,19 +34,26 @@ class View(APIView):
     parser_classes = (JSONParser,)
     renderer_classes = (JSONRenderer,)
     needs: ClassVar[dict[str, Capability]] = {}
+    elsewhere: ClassVar[dict[str, str]] = {}  # a parameter of the query that is looked for here -> where it is taken
 
     def dispatch(self, request: Any, *args: Any, **kwargs: Any) -> Any:
-        self.request_id = f"req_{uuid.uuid4().hex}"
-        answer = super().dispatch(request, *args, **kwargs)
-        answer["x-request-id"] = self.request_id
-        return answer
+        self.request_id = request.request_id
+        return super().dispatch(request, *args, **kwargs)
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
         super().initial(request, *args, **kwargs)
         name = (request.method or "").lower()
         handler = getattr(self, name, None)
         if handler is not None:
+            self._refuse_unknown(request, asks_of(handler))
             setattr(self, name, self._walled(handler))
+
+    def _refuse_unknown(self, request: Request, known: Sequence[str]) -> None:
+        """Raises ValidationError: nothing that is asked for is left out in silence."""
+        for name in request.query_params:
+            if name.removesuffix("[]") not in known:
+                taken = f"This route takes {', '.join(known) or 'none'}."
+                raise exceptions.ValidationError({name[:64]: [self.elsewhere.get(name, taken)]}, code="unknown")
 
     def _walled(self, handler: Callable[..., Response]) -> Callable[..., Response]:
         def inside(request: Request, *args: Any, **kwargs: Any) -> Response:

@@ -87,14 +87,16 @@ def manage(options: PlatformOptions, environment: Mapping[str, str], name: str, 
 
 
 def platform_stages(options: PlatformOptions, environment: Mapping[str, str]) -> list[list[ProcessSpec]]:
-    """Books, worker, doors. They stop in reverse: doors first, and the books when the worker has counted its last."""
-    books = [
-        manage(options, environment, "settler", "settle_usage"),
+    """Books, worker, doors. They stop in reverse: the books when the worker has counted its last, and before it, all at
+    once, the doors and those who help them.
+    """
+    doors = [
+        _gateway(options, environment),
+        manage(options, environment, "batches", "run_batches"),
         _celery("celery", environment, "worker", "--pool=threads", "--concurrency=1", "--without-gossip"),
         _celery("beat", environment, "beat", f"--schedule={options.data / 'celery-beat-schedule'}", "--pidfile="),
     ]
-    doors = [_gateway(options, environment), manage(options, environment, "batches", "run_batches")]
-    return [books, [_worker(options, environment)], doors]
+    return [[manage(options, environment, "settler", "settle_usage")], [_worker(options, environment)], doors]
 
 
 def _celery(name: str, environment: Mapping[str, str], *arguments: str) -> ProcessSpec:

@@ -11,7 +11,7 @@ import selectors
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import psutil
@@ -23,6 +23,7 @@ from gateway.supervision.process import ProcessSpec, Restarts, status_in_words
 _TICK_S = 0.1
 _CHECK_EVERY_S = 0.25
 _READ_BYTES = 65_536
+_SILENT_S = 1.0  # a stop that takes longer says what it waits for
 _SAME_WISH_S = 1.0  # a terminal and a wrapper may both pass on one Ctrl-C
 
 
@@ -42,6 +43,10 @@ class _Child:
     checked_at: float = 0.0
     start_at: float = 0.0
     is_ready: bool = False
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process is not None and self.process.poll() is None
 
 
 class Supervisor:
@@ -110,10 +115,10 @@ class Supervisor:
         for stage in stages:
             children = [self._children.pop(name) for name in stage if name in self._children]
             for child in children:
-                if child.process is not None and child.process.poll() is None:
-                    child.process.send_signal(child.spec.stop_signal)
+                if child.is_alive:
+                    _running(child).send_signal(child.spec.stop_signal)
+            self._wait_for_ends(children)
             for child in children:
-                self._wait_for_end(child)
                 self._end_life(child)
 
     def memory_mib(self, name: str) -> int:
@@ -192,11 +197,19 @@ class Supervisor:
             process.stdout.close()
         child.process, child.is_ready = None, False
 
-    def _wait_for_end(self, child: _Child) -> None:
-        deadline = self._clock() + child.spec.stop_timeout_s
-        while child.process is not None and child.process.poll() is None:
-            if self.is_impatient or self._clock() > deadline:
+    def _wait_for_ends(self, children: Sequence[_Child]) -> None:
+        """Each as long as it may take. Says who is waited for where that is longer than a moment."""
+        asked_at, is_told = self._clock(), False
+        while not self.is_impatient:
+            waited_s = self._clock() - asked_at
+            late = [one for one in children if one.is_alive and waited_s <= one.spec.stop_timeout_s]
+            if not late:
                 return
+            if waited_s > _SILENT_S and not is_told:
+                is_told = True
+                names = " and ".join(one.spec.name for one in late)
+                most_s = max(one.spec.stop_timeout_s for one in late)
+                self._output.line("up", f"waiting for {names}, {most_s:.0f} s at most; Ctrl-C ends them at once")
             self._pass_output_on(_TICK_S)
 
     def _pass_output_on(self, timeout_s: float) -> None:

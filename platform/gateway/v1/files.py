@@ -6,11 +6,11 @@ Knows the OpenAI file shape; refuses to know what is in a file.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import PurePosixPath
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 from urllib.parse import quote
 from uuid import UUID
 
@@ -27,6 +27,8 @@ from gateway.v1.archive import after_of, encode, limit_of, listed, not_found, ow
 from gateway.v1.archive import seconds as seconds_of
 from gateway.v1.http import Exchange
 from gateway.v1.multipart import MAX_NAME, Form
+
+Result = TypeVar("Result")
 
 MAX_PAGE = 10_000
 WRITE_BYTES = 1_048_576  # gathered before a thread writes them
@@ -52,20 +54,12 @@ def shown(file: StoredFile) -> dict[str, Any]:
 
 async def _create(exchange: Exchange, archive: Archive, caller: Caller) -> None:
     form = Form(exchange.header(b"content-type"))
-    with _slot(archive, caller), _storage_errors():
-        draft = await asyncio.to_thread(archive.storage.draft)
-        with draft:
-            await _receive(exchange, archive, form, draft)
-            lifetime_s = _lifetime_s(form)
-            _check(form, draft)
-            file = NewFile(
-                storage_name=await asyncio.to_thread(draft.keep),
-                filename=plain_name(form.filename or ""),
-                num_bytes=draft.num_bytes,
-                purpose="batch",
-                lifetime_s=lifetime_s,
-            )
-            row = await _kept(archive, caller, file)
+    with _slot(archive, caller), _storage_errors(), archive.storage.draft() as draft:
+        await _to_its_end(asyncio.to_thread(draft.write, b""))  # a full disk is told before the body is read
+        await _receive(exchange, archive, form, draft)
+        lifetime_s = _lifetime_s(form)
+        _check(form, draft)
+        row = await _to_its_end(_kept(archive, caller, form, draft, lifetime_s))
     await exchange.answer(200, encode(shown(row)))
 
 
@@ -80,12 +74,22 @@ async def _receive(exchange: Exchange, archive: Archive, form: Form, draft: Draf
             if draft.num_bytes + len(gathered) > limit_bytes:
                 raise too_large
             if len(gathered) >= WRITE_BYTES:
-                await asyncio.to_thread(draft.write, bytes(gathered))
+                await _to_its_end(asyncio.to_thread(draft.write, bytes(gathered)))
                 gathered.clear()
     except InvalidRequest as error:
         raise too_large if error.refusal.reason is Reason.BODY_TOO_LARGE else error from error
     form.close()
-    await asyncio.to_thread(draft.write, bytes(gathered))
+    await _to_its_end(asyncio.to_thread(draft.write, bytes(gathered)))
+
+
+async def _to_its_end(work: Coroutine[Any, Any, Result]) -> Result:
+    """What has begun on the disk, or has content there, ends before whoever is cancelled meanwhile goes on."""
+    task = asyncio.create_task(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
 
 
 def _check(form: Form, draft: Draft) -> None:
@@ -115,8 +119,15 @@ def _lifetime_s(form: Form) -> int:
     return int(text)
 
 
-async def _kept(archive: Archive, caller: Caller, file: NewFile) -> StoredFile:
-    """The row of content that lies on the disk. Whatever else fails, content without a row is swept later."""
+async def _kept(archive: Archive, caller: Caller, form: Form, draft: Draft, lifetime_s: int) -> StoredFile:
+    """The content for good, and then its row. Whatever else fails, content without a row is swept later."""
+    file = NewFile(
+        storage_name=await asyncio.to_thread(draft.keep),
+        filename=plain_name(form.filename or ""),
+        num_bytes=draft.num_bytes,
+        purpose="batch",
+        lifetime_s=lifetime_s,
+    )
     try:
         keep = partial(services.keep_file, owner=owner_of(caller), file=file, limit_bytes=archive.tenant_limit_bytes)
         return await archive.ask(keep)

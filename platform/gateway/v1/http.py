@@ -6,8 +6,8 @@ Knows ASGI messages; refuses to know what is asked.
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
-import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -62,7 +62,7 @@ class Exchange:
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope = scope
-        self.request_id = f"req_{uuid.uuid4().hex}"
+        self.request_id = f"req_{secrets.token_hex(16)}"
         self.received_at_s = time.monotonic()
         self.status: int | None = None
         self.priority_class: PriorityClass | None = None  # once it is known, for the counters

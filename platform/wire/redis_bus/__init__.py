@@ -5,8 +5,9 @@ closed.
 Whatever must be true at once is one Lua script; the files beside this one are their text.
 """
 
-from wire.redis_bus.connection import bus_errors, connect, waiting_pool
+from wire.redis_bus.connection import bus_errors, connect, connect_async
 from wire.redis_bus.gateway_side import RedisGatewayBus
+from wire.redis_bus.line import Unreachable
 from wire.redis_bus.policy import write_policy
 from wire.redis_bus.usage_reader import RedisUsageReader
 from wire.redis_bus.worker_side import RedisWorkerBus
@@ -17,8 +18,9 @@ __all__ = [
     "RedisGatewayBus",
     "RedisUsageReader",
     "RedisWorkerBus",
+    "Unreachable",
     "bus_errors",
     "connect",
-    "waiting_pool",
+    "connect_async",
     "write_policy",
 ]

@@ -16,13 +16,14 @@ from redis.retry import Retry
 
 from wire import codec
 from wire.bus import BusError
+from wire.redis_bus.line import LineRedis
 from wire.redis_keys import ENTRY_FIELD
 
 MAX_STREAM_LENGTH = 100_000
 MAX_ENTRIES_PER_READ = 512
 MAX_BLOCK_S = 1.0  # of one blocking read; SOCKET_TIMEOUT_S must exceed it
 SOCKET_TIMEOUT_S = 5.0
-MAX_CONNECTIONS = 64  # of one event loop; a call holds one for as long as one script runs
+MAX_CONNECTIONS = 64  # of one client
 
 _TIMEOUTS: dict[str, Any] = {
     "protocol": 2,
@@ -36,18 +37,16 @@ def connect(url: str) -> redis.Redis:
     return redis.Redis.from_url(url, retry=Retry(NoBackoff(), 1), **_TIMEOUTS)
 
 
-def connect_async(url: str) -> redis.asyncio.Redis:
-    """The same for an event loop."""
-    return redis.asyncio.Redis.from_pool(waiting_pool(url, retry=AsyncRetry(NoBackoff(), 1)))
+def connect_async(url: str) -> LineRedis:
+    """The same for many callers in an event loop, on one connection: a command that blocks needs a client of its own.
 
-
-def waiting_pool(url: str, **options: Any) -> redis.asyncio.BlockingConnectionPool:
-    """Connections with the Bus's time-outs. A caller beyond their number waits its turn; the client's own pool would
-    refuse it, and a flood of requests would read as an outage.
+    What takes a connection by itself (a pipeline, a subscription) waits its turn beyond MAX_CONNECTIONS; the library's
+    own pool would refuse it, and a flood of requests would read as an outage.
     """
-    return redis.asyncio.BlockingConnectionPool.from_url(
-        url, max_connections=MAX_CONNECTIONS, timeout=SOCKET_TIMEOUT_S, **_TIMEOUTS, **options
+    pool = redis.asyncio.BlockingConnectionPool.from_url(
+        url, max_connections=MAX_CONNECTIONS, timeout=SOCKET_TIMEOUT_S, retry=AsyncRetry(NoBackoff(), 1), **_TIMEOUTS
     )
+    return LineRedis.from_pool(pool)
 
 
 def script(*names: str) -> str:

@@ -31,6 +31,7 @@ class RedisGatewayBus:
         self._keys = keys or Keys()
         self._max_stream_length = max_stream_length
         self._client = connect_async(url)
+        self._reads = connect_async(url)  # they block
         self._append = self._client.register_script(script("append"))
         self._append_usage = self._client.register_script(script("settle", "append_usage"))
         self._fence = self._client.register_script(script("fence"))
@@ -59,7 +60,7 @@ class RedisGatewayBus:
     async def receive(self, timeout_s: float) -> Sequence[ToGateway | BadEntry]:
         outbox = self._keys.outbox(self.gateway_id)
         with bus_errors():
-            reply = await self._client.xread(
+            reply = await self._reads.xread(
                 {outbox: self._last_outbox_id}, count=MAX_ENTRIES_PER_READ, block=block_ms(timeout_s)
             )
             found = entries_of(reply)
@@ -108,6 +109,9 @@ class RedisGatewayBus:
                 await pipeline.execute()
 
     async def close(self) -> None:
-        with bus_errors():
-            await self._client.delete(self._keys.alive(self.gateway_id))
+        try:
+            with bus_errors():
+                await self._client.delete(self._keys.alive(self.gateway_id))
+        finally:
             await self._client.aclose()
+            await self._reads.aclose()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import socket
+import threading
+import uuid
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,9 +17,14 @@ import openai
 import pytest
 from django.utils import timezone
 
+from gateway.auth import Caller
 from gateway.batches import tasks
+from gateway.batches.archive import Archive
 from gateway.batches.models import StoredFile
-from gateway.batches.storage import Draft
+from gateway.batches.storage import Draft, Storage
+from gateway.v1 import files
+from gateway.v1.http import Exchange
+from scheduler_engine.policy import PriorityClass
 from tests.gateway.batches.conftest import Platform, jsonl, request_line, until, uuid_of
 
 DAY_S = 86_400
@@ -221,3 +229,60 @@ def test_a_draft_that_is_not_kept_leaves_nothing(tmp_path: Path) -> None:
     with Draft(tmp_path) as draft:
         draft.write(b"half")
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def contents_of(folder: Path) -> list[str]:
+    return [path.name for path in folder.rglob("*") if path.is_file()]
+
+
+class Gate:
+    """Stands before a function: says that it was called, and lets it go on when told."""
+
+    def __init__(self, work: Any) -> None:
+        self.was_called, self.may_go_on = threading.Event(), threading.Event()
+        self._work = work
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        self.was_called.set()
+        assert self.may_go_on.wait(30)
+        return self._work(*arguments, **named)
+
+
+@pytest.mark.parametrize("where", ["the first byte", "the name for good", "the row"])
+async def test_an_upload_that_is_cancelled_leaves_a_whole_file_or_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    rows: list[str] = []
+
+    def row(*, file: Any, **_: Any) -> StoredFile:
+        rows.append(file.storage_name)
+        return StoredFile(storage_name=file.storage_name)
+
+    monkeypatch.setattr(files.services, "keep_file", row)
+    owner, name = {
+        "the first byte": (Draft, "write"),
+        "the name for good": (Draft, "keep"),
+        "the row": (files.services, "keep_file"),
+    }[where]
+    gate = Gate(getattr(owner, name))
+    monkeypatch.setattr(owner, name, lambda *arguments, **named: gate(*arguments, **named))
+    archive = Archive(storage=Storage(tmp_path), file_limit_bytes=10_000, tenant_limit_bytes=10_000)
+    body = form(PURPOSE, FILE)
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    headers = [(b"content-type", b"multipart/form-data; boundary=cut")]
+    exchange = Exchange({"path": "/v1/files", "method": "POST", "headers": headers}, receive, receive)
+    ids = [str(uuid.uuid4()) for _ in range(3)]
+    caller = Caller(ids[0], "public", ids[1], ids[2], PriorityClass.DEFAULT)
+    uploading = asyncio.create_task(files._create(exchange, archive, caller))
+    await asyncio.to_thread(gate.was_called.wait, 30)
+    uploading.cancel()
+    await asyncio.sleep(0)
+    gate.may_go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await uploading
+    assert contents_of(tmp_path) == rows
+    assert not archive.uploads
+    archive.threads.close()

@@ -1,0 +1,146 @@
+"""Many callers on one connection: commands go out in the order they are called, and their answers come back in it.
+
+The client library lends each command a connection of its own until its answer is there. On a shared one, what is called
+at one time is one write and one read, for a third of the CPU. Refuses to know what commands mean; one that blocks does
+not belong here, since it would hold up everybody's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Coroutine
+from typing import Any
+
+from redis import exceptions
+from redis.asyncio import Redis
+from redis.asyncio.connection import AbstractConnection
+
+ANSWER_S = 5.0
+
+
+class Line:
+    """One connection, until it breaks. Always: whoever waits for an answer gets it, or is told why there is none."""
+
+    def __init__(self, connection: AbstractConnection) -> None:
+        self.is_broken = False
+        self._connection = connection
+        self._unsent: list[bytes] = []
+        self._has_unsent = asyncio.Event()
+        self._waiting: deque[asyncio.Future[Any]] = deque()  # in the order of their commands
+        self._tasks = [asyncio.create_task(self._guarded(work)) for work in (self._send(), self._receive())]
+
+    async def ask(self, *command: Any) -> Any:
+        """Raises RedisError: that is the answer, or none came."""
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._unsent += self._connection.pack_command(*command)
+        self._waiting.append(answer)
+        self._has_unsent.set()
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                return await answer
+        except TimeoutError:
+            self._break(f"no answer within {ANSWER_S:.0f} s")
+            raise exceptions.TimeoutError(f"no answer within {ANSWER_S:.0f} s") from None
+
+    async def _send(self) -> None:
+        while await self._has_unsent.wait():
+            self._has_unsent.clear()
+            parts, self._unsent = self._unsent, []
+            await self._connection.send_packed_command(parts, check_health=False)
+
+    async def _receive(self) -> None:
+        while True:
+            try:
+                reply = await self._connection.read_response()
+            except exceptions.ResponseError as error:
+                reply = error
+            answer = self._waiting.popleft()
+            if answer.done():
+                continue  # whoever asked has gone
+            if isinstance(reply, exceptions.ResponseError):
+                answer.set_exception(reply)
+            else:
+                answer.set_result(reply)
+
+    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except exceptions.RedisError as error:
+            self._break(str(error))
+
+    def _break(self, why: str) -> None:
+        self.is_broken = True
+        for answer in self._waiting:
+            if not answer.done():
+                answer.set_exception(exceptions.ConnectionError(why))
+        self._waiting.clear()
+        for task in self._tasks:
+            task.cancel()
+
+    async def close(self) -> None:
+        self._break("the connection was closed")
+        await asyncio.wait(self._tasks)
+        await self._connection.disconnect(nowait=True)
+
+
+class Unreachable(exceptions.ConnectionError):
+    """No connection could be opened: the command was surely not sent."""
+
+
+class LineRedis(Redis):
+    """The library's client with its plain commands and its scripts on one Line; pipelines and subscriptions have
+    connections of the pool. Always: a command whose connection breaks is sent once more, on a new one.
+    """
+
+    _line: Line | None = None
+    _opening: asyncio.Lock | None = None
+
+    async def execute_command(self, *args: Any, **options: Any) -> Any:
+        """Raises RedisError; Unreachable where nothing was sent."""
+        line = await self._open()
+        try:
+            reply = await line.ask(*args)
+        except (exceptions.ConnectionError, exceptions.TimeoutError):
+            reply = await self._ask_again(*args)
+        understand = self.response_callbacks.get(args[0])
+        if understand is None:
+            return reply
+        options.pop("keys", None)  # for the library's own cache
+        return understand(reply, **options)
+
+    async def _ask_again(self, *command: Any) -> Any:
+        try:
+            line = await self._open()
+        except Unreachable as error:
+            raise exceptions.ConnectionError(str(error)) from error  # the first may have arrived
+        return await line.ask(*command)
+
+    async def _open(self) -> Line:
+        if self._line is not None and not self._line.is_broken:
+            return self._line
+        self._opening = self._opening or asyncio.Lock()
+        async with self._opening:
+            if self._line is None or self._line.is_broken:
+                await self._hang_up()
+                self._line = Line(await self._connected())
+            return self._line
+
+    async def _connected(self) -> AbstractConnection:
+        """Without the library's time limit of one read: a line may be silent."""
+        pool = self.connection_pool
+        connection = pool.connection_class(**{**pool.connection_kwargs, "socket_timeout": None})
+        try:
+            await connection.connect()
+        except (exceptions.ConnectionError, exceptions.TimeoutError) as error:
+            raise Unreachable(str(error)) from error
+        return connection
+
+    async def _hang_up(self) -> None:
+        line, self._line = self._line, None
+        if line is not None:
+            await line.close()
+
+    async def aclose(self, close_connection_pool: bool | None = None) -> None:
+        await self._hang_up()
+        await super().aclose(close_connection_pool)

@@ -1,0 +1,92 @@
+"""Many callers on one connection of a real Valkey: each gets its own answer, whatever happens to the others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from redis import exceptions
+
+from wire.redis_bus import connect, connect_async
+from wire.redis_bus.line import LineRedis
+
+
+@pytest.fixture
+async def client(valkey_url: str) -> AsyncIterator[LineRedis]:
+    async with connect_async(valkey_url) as client:
+        yield client
+
+
+@pytest.fixture
+def cut(valkey_url: str) -> Callable[[], None]:
+    """As a router that forgets its connections."""
+
+    def cut_all() -> None:
+        with connect(valkey_url) as other:
+            other.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+
+    return cut_all
+
+
+async def echo(client: LineRedis, number: int) -> int:
+    return int(await client.execute_command("ECHO", str(number)))
+
+
+async def test_each_of_many_callers_gets_its_own_answer_over_one_connection(client: LineRedis) -> None:
+    assert await asyncio.gather(*(echo(client, number) for number in range(1_000))) == list(range(1_000))
+    own = await client.execute_command("CLIENT", "ID")
+    assert set(await asyncio.gather(*(client.execute_command("CLIENT", "ID") for _ in range(50)))) == {own}
+
+
+async def test_an_answer_that_is_an_error_is_the_askers_alone(client: LineRedis) -> None:
+    wrong = client.execute_command("NO-SUCH-COMMAND")
+    found = await asyncio.gather(echo(client, 1), wrong, echo(client, 2), return_exceptions=True)
+    assert found[::2] == [1, 2]
+    assert isinstance(found[1], exceptions.ResponseError)
+
+
+async def test_a_caller_that_goes_away_takes_nobody_elses_answer(client: LineRedis) -> None:
+    await echo(client, 0)
+    tasks = [asyncio.create_task(echo(client, number)) for number in range(100)]
+    await asyncio.sleep(0)
+    for task in tasks[::3]:
+        task.cancel()
+    stayed = [number for number in range(100) if number % 3]
+    assert await asyncio.gather(*(tasks[number] for number in stayed)) == stayed
+
+
+async def test_what_was_under_way_on_a_cut_connection_is_sent_once_more(
+    client: LineRedis, cut: Callable[[], None]
+) -> None:
+    await echo(client, 0)
+    for _ in range(3):
+        asking = [asyncio.create_task(echo(client, number)) for number in range(100)]
+        await asyncio.sleep(0)
+        cut()
+        assert await asyncio.gather(*asking) == list(range(100))
+
+
+async def test_a_silent_connection_is_given_up_and_the_next_command_has_a_new_one(
+    client: LineRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wire.redis_bus.line.ANSWER_S", 0.1)
+    with pytest.raises(exceptions.TimeoutError):
+        await client.execute_command("BLPOP", "a-list-that-nobody-fills", 30)
+    monkeypatch.setattr("wire.redis_bus.line.ANSWER_S", 5.0)
+    assert await echo(client, 7) == 7
+
+
+async def test_answers_are_understood_as_the_library_understands_them(client: LineRedis) -> None:
+    await client.hset("test-line", mapping={"a": 1})
+    assert await client.hgetall("test-line") == {b"a": b"1"}
+    assert await client.register_script("return ARGV[1]")(args=["x"]) == b"x"
+    await client.delete("test-line")
+
+
+async def test_a_closed_client_leaves_no_task_behind(valkey_url: str) -> None:
+    before: set[Any] = asyncio.all_tasks()
+    async with connect_async(valkey_url) as client:
+        await echo(client, 1)
+    assert asyncio.all_tasks() == before
