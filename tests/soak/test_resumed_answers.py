@@ -121,6 +121,16 @@ def small_socket(platform: Up) -> socket.socket:
     return connection
 
 
+async def until_it_is_said(platform: Up, since: int) -> None:
+    """That somebody does not read."""
+
+    def is_said() -> bool:
+        said = platform.said[since:]
+        return "a websocket has not been read" in said or "is not being read" in said
+
+    await asyncio.to_thread(platform.wait_for, is_said, 90.0)
+
+
 async def until_nobody_is_served(platform: Up) -> None:
     with redis.Redis.from_url(platform.addresses["REDIS_URL"]) as gate_keeper:
         await _until(lambda: not list(gate_keeper.scan_iter("rubato:lease:*", _type="zset")))
@@ -137,6 +147,7 @@ async def test_a_websocket_that_is_never_read_is_dropped_with_all_it_queued(plat
     """P64, the half of one frozen reader: closed at its own limit, and what it still wanted is never made."""
     url = platform.demo["base_url"].replace("http", "ws") + "/v1/responses"
     headers = {"Authorization": f"Bearer {platform.demo['keys']['aurora']}"}
+    said_before = len(platform.said)
     connection = small_socket(platform)
     async with websockets.connect(
         url, sock=connection, additional_headers=headers, compression=None, max_queue=1, ping_interval=None
@@ -145,9 +156,8 @@ async def test_a_websocket_that_is_never_read_is_dropped_with_all_it_queued(plat
             request = {"type": "response.create", "stream_id": f"lane-{number % 16}", "model": platform.demo["model"]}
             await frozen.send(json.dumps({**request, "input": "x", "max_output_tokens": 1_800, "ignore_eos": True}))
         frozen.transport.pause_reading()
-        await asyncio.sleep(1)
+        await until_it_is_said(platform, said_before)
         await until_nobody_is_served(platform)
-        assert "a websocket has not been read" in platform.said or "is not being read" in platform.said
         with redis.Redis.from_url(platform.addresses["REDIS_URL"]) as gate_keeper:
             records = len(list(gate_keeper.scan_iter("rubato:response:*")))
         assert records < 16 * 20
@@ -157,6 +167,7 @@ async def test_a_websocket_that_is_never_read_is_dropped_with_all_it_queued(plat
 
 async def test_an_event_stream_that_is_never_read_is_dropped_too(platform: Up) -> None:
     """Sixteen choices at once: more bytes than the sockets on both sides hold."""
+    said_before = len(platform.said)
     connection = small_socket(platform)
     body = {"model": platform.demo["model"], "messages": [{"role": "user", "content": "x"}], "stream": True}
     payload = json.dumps({**body, "max_tokens": 1_900, "ignore_eos": True, "n": 16}).encode()
@@ -166,7 +177,7 @@ async def test_an_event_stream_that_is_never_read_is_dropped_too(platform: Up) -
         f"content-length: {len(payload)}\r\nauthorization: Bearer {key}\r\n\r\n"
     )
     connection.sendall(head.encode() + payload)
-    await asyncio.to_thread(platform.wait_for, lambda: "is not being read" in platform.said, 90.0)
+    await until_it_is_said(platform, said_before)
     await until_nobody_is_served(platform)
     async with httpx2.AsyncClient(base_url=platform.demo["base_url"]) as client:
         deadline = time.monotonic() + 10

@@ -119,7 +119,7 @@ class ChatFrames:
         self._entered = rendering.group.entered[0]
         text = self._entered.text
         self._texts = [ChoiceText.of(text) for _ in range(num_choices)]
-        self._templates = [DeltaTemplate(rendering, index) for index in range(num_choices)]
+        self._templates: dict[int, DeltaTemplate] = {}  # of choices that have been streamed
         self._logprobs: list[list[Any]] | None = [[] for _ in range(num_choices)] if with_logprobs else None
 
     def preamble(self) -> bytes:
@@ -130,12 +130,17 @@ class ChatFrames:
         choice = self._texts[piece.choice]
         shown = choice.feed(piece)
         if self._logprobs is None:
-            chunks = self._templates[piece.choice].render(shown)
+            chunks = self._template(piece.choice).render(shown)
         else:
             chunks = self._with_logprobs(piece, shown)
         if piece.end is not None and piece.end.reason in ("stop", "length"):
             chunks += self._rendering.chunk(piece.choice, {}, piece.end.reason)
         return chunks
+
+    def _template(self, index: int) -> DeltaTemplate:
+        if index not in self._templates:
+            self._templates[index] = DeltaTemplate(self._rendering, index)
+        return self._templates[index]
 
     def keep(self, number: int, piece: Piece) -> None:
         self._texts[piece.choice].feed(piece)

@@ -67,6 +67,7 @@ class Exchange:
         self.status: int | None = None
         self.priority_class: PriorityClass | None = None  # once it is known, for the counters
         self.sunset_at_s: float | None = None  # when the caller's rotated secret stops opening
+        self._first_values: Mapping[bytes, bytes] | None = None
         self._body: bytes | None = None
         self._body_is_read = False
         self._kept: Answer | None = None
@@ -91,7 +92,9 @@ class Exchange:
 
     def header(self, name: bytes) -> str:
         """The first value, or empty."""
-        return next((value.decode("latin-1") for key, value in self.headers if key.lower() == name), "")
+        if self._first_values is None:
+            self._first_values = {key.lower(): value for key, value in reversed(list(self.headers))}
+        return self._first_values.get(name, b"").decode("latin-1")
 
     @property
     def is_return(self) -> bool:
