@@ -1,8 +1,8 @@
 """What the platform adds to a request: CPU of the door, the settler and the services, and latency.
 
 The device costs nothing (``--executor simulated --device-profile instant``), so all that is measured is admission,
-dispatch, the way through Redis and back, and settlement (P81). How soon a slot is free again is asked of a device that
-takes its time. ``--rival litellm`` sends the same requests to LiteLLM's proxy in the same run.
+dispatch, the way through Redis and back, and settlement (P81). How soon a slot is free again, and an answer read on, is
+asked of a device that takes its time. ``--rival litellm`` sends the same requests to LiteLLM's proxy in the same run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import psutil
 import psycopg
 from redis.asyncio import Redis
 
-from benchmarks import gateway_rival
+from benchmarks import gateway_resume, gateway_rival
 from benchmarks.chats import Caller, Kind, ServerRefused, caller, closed_loop, open_loop
 from benchmarks.figures import machine, quantiles_ms, report, say
 from benchmarks.serving import Target, of_demo_file, own_platform
@@ -228,6 +228,7 @@ def run(found: argparse.Namespace) -> dict[str, Any]:
         result = asyncio.run(load)
     with open_target(found.demo_file, "toy") as target:
         result["slot_free_after"] = asyncio.run(measure_leaving(target, times=found.times))
+        result["read_on_after"] = asyncio.run(gateway_resume.measure(target, times=found.times))
     if found.rival is not None:
         result["rival"] = _rival(found)
         result["times_the_rival"] = {name: _times(result, result["rival"], name) for name in COMPARED}

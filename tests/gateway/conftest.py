@@ -199,10 +199,10 @@ class FakeWorker:
     def _take(self, message: ToWorker | BadEntry) -> None:
         match message:
             case Submit():
-                self.submits.append(message)
                 delivered = len(message.delivered_token_ids[0]) if message.delivered_token_ids else 0
                 work = _Work(message, replace(self.script), message.gateway_id, delivered, delivered)
                 self._works[message.response_id] = work
+                self.submits.append(message)
             case Attach():
                 attached = self._works.get(message.response_id)
                 if attached is not None and attached.submit.attempt == message.attempt:
