@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from importlib import resources
-from typing import Any
+from typing import Any, cast
 
 import redis
 import redis.asyncio
@@ -46,7 +46,7 @@ def connect_async(url: str) -> LineRedis:
     pool = redis.asyncio.BlockingConnectionPool.from_url(
         url, max_connections=MAX_CONNECTIONS, timeout=SOCKET_TIMEOUT_S, retry=AsyncRetry(NoBackoff(), 1), **_TIMEOUTS
     )
-    return LineRedis.from_pool(pool)
+    return cast(LineRedis, LineRedis.from_pool(pool))  # the library names its own class alone
 
 
 def script(*names: str) -> str:

@@ -131,7 +131,7 @@ class LineRedis(Redis):
         pool = self.connection_pool
         connection = pool.connection_class(**{**pool.connection_kwargs, "socket_timeout": None})
         try:
-            await connection.connect()
+            await connection.connect()  # type: ignore[no-untyped-call]  # the library brings no type here
         except (exceptions.ConnectionError, exceptions.TimeoutError) as error:
             raise Unreachable(str(error)) from error
         return connection
