@@ -1,6 +1,6 @@
 # One image for every process of the platform; docker-compose.yml says which command each runs.
 # --build-arg EXTRAS=worker,grammar makes the worker's (PyTorch, no Django), TORCH_INDEX names PyTorch's package index (plain
-# indexes serve CUDA builds on Linux).
+# indexes serve CUDA builds on Linux), SYSTEM Debian's packages that are needed too (Triton compiles with gcc).
 FROM python:3.12-slim AS build
 ARG EXTRAS="platform,grammar"
 ARG TORCH_INDEX=""
@@ -17,7 +17,9 @@ RUN set -eu; pip="/venv/bin/pip install --no-cache-dir --constraint constraints.
     $pip --editable ".[$EXTRAS]"
 
 FROM python:3.12-slim
-RUN useradd --create-home --uid 10001 rubato && mkdir -p /data/files && chown -R rubato /data
+ARG SYSTEM=""
+RUN [ -z "$SYSTEM" ] || (apt-get update && apt-get install --yes --no-install-recommends $SYSTEM && rm -rf /var/lib/apt/lists/*)
+RUN useradd --create-home --uid 10001 rubato && mkdir -p /data/files /data/recorded && chown -R rubato /data
 COPY --from=build /venv /venv
 WORKDIR /app
 COPY --from=build /app ./

@@ -11,6 +11,7 @@ from typing import Any
 import promql_parser
 import pytest
 import yaml
+from django.conf import settings
 
 from gateway.metrics import GatewayCounters, render
 
@@ -93,3 +94,20 @@ def test_compose_mounts_files_that_exist_and_gives_prometheus_the_token() -> Non
     assert "RUBATO_METRICS_TOKEN" in services["gateway"]["environment"]
     folder = yaml.safe_load((ROOT / "deploy/grafana/provisioning/dashboards/rubato.yml").read_text())["providers"][0]
     assert any(folder["options"]["path"] in volume for volume in services["grafana"]["volumes"])
+
+
+def test_compose_has_a_worker_for_a_cpu_and_one_for_a_gpu_that_record_where_the_desk_looks() -> None:
+    services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+
+    workers = {name: service for name, service in services.items() if "gpu_worker" in service.get("command", ())}
+    assert {name: service["profiles"] for name, service in workers.items()} == {
+        "worker": ["cpu"],
+        "worker-cuda": ["cuda"],
+    }
+    assert "deploy" not in workers["worker"]
+    (device,) = workers["worker-cuda"]["deploy"]["resources"]["reservations"]["devices"]
+    assert device["capabilities"] == ["gpu"]
+    recorded = settings.RUBATO_RECORDED_DIR.removeprefix(str(settings.DATA_DIR))
+    for service in (*workers.values(), services["gateway"]):
+        assert f"recorded:/data{recorded}" in service["volumes"]
+    assert all(f"--record=/data{recorded}" in worker["command"] for worker in workers.values())
