@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from redis import exceptions
 
-from wire.redis_bus import connect, connect_async
+from wire.redis_bus import Unreachable, connect, connect_async
 from wire.redis_bus.line import LineRedis
 
 
@@ -76,6 +76,23 @@ async def test_a_silent_connection_is_given_up_and_the_next_command_has_a_new_on
         await client.execute_command("BLPOP", "a-list-that-nobody-fills", 30)
     monkeypatch.setattr("wire.redis_bus.line.ANSWER_S", 5.0)
     assert await echo(client, 7) == 7
+
+
+async def test_a_server_that_takes_connections_and_says_nothing_is_told_of_to_all_callers_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They do not try one after another."""
+    monkeypatch.setattr("wire.redis_bus.line.ANSWER_S", 0.2)
+
+    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(say_nothing, "127.0.0.1", 0) as silent:
+        port = silent.sockets[0].getsockname()[1]
+        async with asyncio.timeout(5), connect_async(f"redis://127.0.0.1:{port}") as client:
+            found = await asyncio.gather(*(echo(client, number) for number in range(100)), return_exceptions=True)
+    assert {type(one) for one in found} == {Unreachable}
 
 
 async def test_answers_are_understood_as_the_library_understands_them(client: LineRedis) -> None:

@@ -94,7 +94,7 @@ class LineRedis(Redis):
     """
 
     _line: Line | None = None
-    _opening: asyncio.Lock | None = None
+    _opening: asyncio.Task[Line] | None = None
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
         """Raises RedisError; Unreachable where nothing was sent."""
@@ -117,23 +117,28 @@ class LineRedis(Redis):
         return await line.ask(*command)
 
     async def _open(self) -> Line:
+        """Whoever finds it broken waits for the same new one. Raises Unreachable."""
         if self._line is not None and not self._line.is_broken:
             return self._line
-        self._opening = self._opening or asyncio.Lock()
-        async with self._opening:
-            if self._line is None or self._line.is_broken:
-                await self._hang_up()
-                self._line = Line(await self._connected())
-            return self._line
+        if self._opening is None or self._opening.done():
+            self._opening = asyncio.create_task(self._opened())
+        return await asyncio.shield(self._opening)
+
+    async def _opened(self) -> Line:
+        await self._hang_up()
+        self._line = Line(await self._connected())
+        return self._line
 
     async def _connected(self) -> AbstractConnection:
         """Without the library's time limit of one read: a line may be silent."""
         pool = self.connection_pool
         connection = pool.connection_class(**{**pool.connection_kwargs, "socket_timeout": None})
         try:
-            await connection.connect()  # type: ignore[no-untyped-call]  # the library brings no type here
-        except (exceptions.ConnectionError, exceptions.TimeoutError) as error:
-            raise Unreachable(str(error)) from error
+            async with asyncio.timeout(ANSWER_S):
+                await connection.connect()  # type: ignore[no-untyped-call]  # the library brings no type here
+        except (exceptions.ConnectionError, exceptions.TimeoutError, TimeoutError) as error:
+            await connection.disconnect(nowait=True)
+            raise Unreachable(str(error) or f"no connection within {ANSWER_S:.0f} s") from error
         return connection
 
     async def _hang_up(self) -> None:
@@ -142,5 +147,8 @@ class LineRedis(Redis):
             await line.close()
 
     async def aclose(self, close_connection_pool: bool | None = None) -> None:
+        if self._opening is not None:
+            self._opening.cancel()
+            await asyncio.wait([self._opening])
         await self._hang_up()
         await super().aclose(close_connection_pool)
