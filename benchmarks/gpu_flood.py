@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.figures import quantile
-from gpu_worker.model_executor import ModelExecutor
+from gpu_worker.device.model_executor import ModelExecutor
 from gpu_worker.simulated import engine_config
 from scheduler_engine.cost import CostConstants
 from scheduler_engine.policy import PolicySnapshot, PriorityClass, gpu_classes

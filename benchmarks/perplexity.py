@@ -17,9 +17,9 @@ from torch import Tensor
 
 from benchmarks.figures import machine, report, say
 from gpu_worker.demo_model import DEFAULT_FOLDER, fetch
+from gpu_worker.device.kv_cache import KvCache
+from gpu_worker.device.model_runner import layout_of
 from gpu_worker.kernels.layout import BLOCK_SIZE
-from gpu_worker.kv_cache import KvCache
-from gpu_worker.model_runner import layout_of
 from gpu_worker.models.batch import Batch
 from gpu_worker.models.llama import Llama
 from gpu_worker.models.target import PRECISIONS, target_for

@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.figures import machine, quantile, report, say
+from gpu_worker.answers.prefix_keys import PrefixKeys
 from gpu_worker.clock import MonotonicClock
 from gpu_worker.demo_model import DEFAULT_FOLDER, DEMO
+from gpu_worker.device.model_executor import build
 from gpu_worker.loop import WorkerLoop
-from gpu_worker.model_executor import build
-from gpu_worker.prefix_keys import PrefixKeys
 from gpu_worker.simulated import BYTE_TOKENS, engine_config
-from gpu_worker.telemetry import Telemetry, WorkerIdentity
+from gpu_worker.telling.telemetry import Telemetry, WorkerIdentity
 from scheduler_engine.policy import PolicySnapshot, PriorityClass, cpu_classes
 from scheduler_engine.scheduler import Scheduler
 from wire.messages import SamplingParameters, Submit

@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
+from gpu_worker.answers.grammars import GrammarCompiler
+from gpu_worker.answers.prefix_keys import PrefixKeys
 from gpu_worker.clock import Clock, MonotonicClock
 from gpu_worker.config import MIB, ConfigError, WorkerConfig, parse, sized, starting_policy
 from gpu_worker.executor import DeviceLost, Executor
-from gpu_worker.grammars import GrammarCompiler
 from gpu_worker.loop import WorkerLoop
-from gpu_worker.outage import say
-from gpu_worker.prefix_keys import PrefixKeys
-from gpu_worker.service import WorkerService
+from gpu_worker.serving.outage import say
+from gpu_worker.serving.service import WorkerService
 from gpu_worker.simulated import BYTE_TOKENS, SimulatedExecutor, engine_config, readable_tokens
-from gpu_worker.telemetry import Telemetry, WorkerIdentity
+from gpu_worker.telling.telemetry import Telemetry, WorkerIdentity
 from scheduler_engine.config import EngineConfig
 from scheduler_engine.cost import CostConstants
 from scheduler_engine.policy import PolicySnapshot
@@ -59,7 +59,7 @@ def open_device(config: WorkerConfig, clock: Clock) -> Device:
         raise ConfigError("--executor model needs --model PATH: a GGUF file or a Hugging Face folder")
     # Read when torch loads OpenMP. Threads that spin at a barrier made steps 4x as long beside one busy neighbour.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    from gpu_worker.model_executor import build  # torch: only where a model is run
+    from gpu_worker.device.model_executor import build  # torch: only where a model is run
 
     executor = build(
         config.model,

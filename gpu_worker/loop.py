@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
-from gpu_worker.anteroom import LOOK_AGAIN_US, Anteroom, Guest
+from gpu_worker.answers.anteroom import LOOK_AGAIN_US, Anteroom, Guest
+from gpu_worker.answers.grammars import GrammarCompiler
+from gpu_worker.answers.prefix_keys import PrefixKeys
+from gpu_worker.answers.response_book import ResponseBook
+from gpu_worker.answers.step_draft import StepDraft
 from gpu_worker.clock import Clock
 from gpu_worker.executor import Executor
-from gpu_worker.explaining import explained
-from gpu_worker.grammars import GrammarCompiler
-from gpu_worker.prefix_keys import PrefixKeys
-from gpu_worker.response_book import ResponseBook
-from gpu_worker.step_draft import StepDraft
-from gpu_worker.telemetry import Telemetry, WorkerIdentity
+from gpu_worker.telling.explaining import explained
+from gpu_worker.telling.telemetry import Telemetry, WorkerIdentity
 from scheduler_engine import events
 from scheduler_engine.errors import EngineError
 from scheduler_engine.events import RejectReason

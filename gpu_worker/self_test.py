@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from gpu_worker.model_executor import ModelExecutor, assemble
+from gpu_worker.device.model_executor import ModelExecutor, assemble
 from gpu_worker.models.llama import Llama
 from gpu_worker.models.random_weights import TINY, RandomWeights
-from gpu_worker.outage import say
+from gpu_worker.serving.outage import say
 from gpu_worker.simulated import engine_config
 from scheduler_engine.cost import CostConstants
 from scheduler_engine.policy import PolicySnapshot, PriorityClass, cpu_classes

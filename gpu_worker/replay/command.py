@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from gpu_worker.config import ConfigError, positive, starting_policy
-from gpu_worker.outage import say
 from gpu_worker.replay.checkpoint import fingerprint
 from gpu_worker.replay.record_log import LogError, LogFile, Stepped, log_files
 from gpu_worker.replay.rerun import Diverged, Listener, replay
 from gpu_worker.replay.what_if import DRAWS, comparison, what_if
+from gpu_worker.serving.outage import say
 from scheduler_engine.events import StepEvents
 from scheduler_engine.explain import Explanation
 from scheduler_engine.plan import StepPlan

@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from gpu_worker.outage import say
 from gpu_worker.replay import record_log
 from gpu_worker.replay.record_log import SUFFIX, Boot, Entry
+from gpu_worker.serving.outage import say
 
 MOST_BACKLOG = 256  # batches that wait for the disk; more, and the recording ends
 JOIN_LIMIT_S = 5.0

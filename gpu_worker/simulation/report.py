@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from gpu_worker.fairness_watch import gap_bound_us
 from gpu_worker.simulation.clients import View, quantiles_ms
 from gpu_worker.simulation.run import Outcome
+from gpu_worker.telling.fairness_watch import gap_bound_us
 from scheduler_engine.policy import PriorityClass
 from wire.messages import Usage
 

@@ -14,7 +14,7 @@ from gpu_worker.simulation.clients import Clients
 from gpu_worker.simulation.trace_viewer import TraceViewer
 from gpu_worker.simulation.traffic import SECOND_US, Arrival
 from gpu_worker.simulation.watch import FairnessGap, Timeline, WatchedExecutor, Watcher
-from gpu_worker.telemetry import Telemetry, WorkerIdentity
+from gpu_worker.telling.telemetry import Telemetry, WorkerIdentity
 from scheduler_engine.config import EngineConfig
 from scheduler_engine.cost import CostConstants
 from scheduler_engine.policy import PolicySnapshot, PriorityClass

@@ -13,7 +13,7 @@ import httpx2
 import pytest
 
 from gateway import logs
-from gpu_worker.outage import say
+from gpu_worker.serving.outage import say
 
 PROMPT = "the colour of my secret is vermilion"
 

@@ -10,7 +10,7 @@ import pytest
 from gpu_worker.clock import Clock
 from gpu_worker.loop import WorkerLoop
 from gpu_worker.simulated import BYTE_TOKENS, DEVICES, SimulatedExecutor
-from gpu_worker.telemetry import Telemetry, WorkerIdentity
+from gpu_worker.telling.telemetry import Telemetry, WorkerIdentity
 from scheduler_engine.policy import PolicySnapshot, PriorityClass, gpu_classes
 from scheduler_engine.scheduler import Scheduler
 from tests.gpu_worker.service_stage import Stage

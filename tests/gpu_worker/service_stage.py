@@ -10,7 +10,7 @@ from typing import Any
 from gpu_worker.clock import MonotonicClock
 from gpu_worker.executor import DeviceLost
 from gpu_worker.loop import WorkerLoop
-from gpu_worker.service import ThreadDied, WorkerService
+from gpu_worker.serving.service import ThreadDied, WorkerService
 from gpu_worker.simulated import DEVICES, SimulatedExecutor
 from scheduler_engine.plan import StepPlan, StepResult
 from wire.bus import BadEntry, BusError, StepOutput

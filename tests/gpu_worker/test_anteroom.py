@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpu_worker.anteroom import COMPILE_LIMIT_US
+from gpu_worker.answers.anteroom import COMPILE_LIMIT_US
 from gpu_worker.clock import VirtualClock
 from wire.grammars import GrammarError
 from wire.messages import Attach, Cancel, Finished, Grammar, Rejected, SamplingParameters, Tokens, Usage

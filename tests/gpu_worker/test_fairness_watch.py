@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpu_worker.clock import VirtualClock
-from gpu_worker.fairness_watch import bounded
+from gpu_worker.telling.fairness_watch import bounded
 from scheduler_engine.load import TenantLoad
 from scheduler_engine.policy import PriorityClass
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_worker.prefix_keys import PrefixKeys
+from gpu_worker.answers.prefix_keys import PrefixKeys
 
 SECRET = bytes(range(32))
 

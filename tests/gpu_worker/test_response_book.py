@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from gpu_worker.answers.response_book import ResponseBook
+from gpu_worker.answers.step_draft import StepDraft
 from gpu_worker.executor import DrawRules
-from gpu_worker.response_book import ResponseBook
 from gpu_worker.simulated import BYTE_TOKENS
-from gpu_worker.step_draft import StepDraft
-from gpu_worker.telemetry import Telemetry
+from gpu_worker.telling.telemetry import Telemetry
 from scheduler_engine import events as engine
 from scheduler_engine.events import FinishReason, Lever, RejectReason, Resource, StepEvents, TokenColumns
 from scheduler_engine.plan import ScheduledRow, StepPlan, StepResult

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpu_worker.listener import GATEWAY_CHECK_INTERVAL_US
-from gpu_worker.service import GATEWAY_GRACE_US
+from gpu_worker.serving.listener import GATEWAY_CHECK_INTERVAL_US
+from gpu_worker.serving.service import GATEWAY_GRACE_US
 from tests.gpu_worker.service_stage import Stage
 from wire.memory_bus import GATEWAY_LIFETIME_US
 

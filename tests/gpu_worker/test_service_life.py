@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gpu_worker.sender import LAST_WORDS_US
-from gpu_worker.service import ThreadDied
+from gpu_worker.serving.sender import LAST_WORDS_US
+from gpu_worker.serving.service import ThreadDied
 from tests.gpu_worker.service_stage import LIMIT_S, Stage
 from wire.bus import BusError
 from wire.messages import Drain

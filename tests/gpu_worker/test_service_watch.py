@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpu_worker.listener import WATCHDOG_US
+from gpu_worker.serving.listener import WATCHDOG_US
 from tests.gpu_worker.service_stage import Stage
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_worker.stop_strings import StopAutomaton, StopMatcher
+from gpu_worker.answers.stop_strings import StopAutomaton, StopMatcher
 
 
 def feed(stop_strings: list[bytes], tokens: list[bytes]) -> tuple[StopMatcher, int]:

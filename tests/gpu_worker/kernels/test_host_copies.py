@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 import torch
 
-from gpu_worker.host_copies import HostCopies
+from gpu_worker.device.host_copies import HostCopies
 from gpu_worker.kernels.cpu import CpuKernels
 from gpu_worker.kernels.layout import PoolShape
 from scheduler_engine.plan import BlockCopy

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gpu_worker.host_copies import HostCopies
-from gpu_worker.model_executor import ModelExecutor
+from gpu_worker.device.host_copies import HostCopies
+from gpu_worker.device.model_executor import ModelExecutor
 from scheduler_engine.config import EngineConfig
 from scheduler_engine.cost import CostConstants
 from scheduler_engine.events import Finished, Preempted

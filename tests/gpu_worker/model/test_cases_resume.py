@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpu_worker.model_executor import ModelExecutor, build
+from gpu_worker.device.model_executor import ModelExecutor, build
 from scheduler_engine.events import Resource
 from scheduler_engine.policy import PriorityClass
 from scheduler_engine.request import RequestId

@@ -26,8 +26,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from gpu_worker.kv_cache import KvCache
-from gpu_worker.model_runner import ModelRunner
+from gpu_worker.device.kv_cache import KvCache
+from gpu_worker.device.model_runner import ModelRunner
 from gpu_worker.models.config import FAMILIES
 from gpu_worker.models.llama import Llama
 from gpu_worker.models.weights import WeightsError, open_weights

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+from gpu_worker.device.model_executor import ModelExecutor, build
+from gpu_worker.device.sampling import Sampler
 from gpu_worker.executor import DeviceLost
-from gpu_worker.model_executor import ModelExecutor, build
 from gpu_worker.models.llama import Llama
-from gpu_worker.sampling import Sampler
 from scheduler_engine.policy import PriorityClass
 from tests.gpu_worker.model.worker import ModelWorker
 from wire.messages import Attach, Cancel, Finished, SamplingParameters

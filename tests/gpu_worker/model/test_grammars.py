@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from gpu_worker.answers.grammars import GrammarCompiler
+from gpu_worker.device.model_executor import ModelExecutor
 from gpu_worker.executor import ConstraintError, DrawRules
-from gpu_worker.grammars import GrammarCompiler
-from gpu_worker.model_executor import ModelExecutor
 from gpu_worker.simulated import BYTE_TOKENS
 from tests.gpu_worker.model.worker import ModelWorker
 from wire.grammars import GrammarError

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from gpu_worker.kv_cache import KvCache
-from gpu_worker.model_runner import ModelRunner
+from gpu_worker.device.kv_cache import KvCache
+from gpu_worker.device.model_runner import ModelRunner
 from gpu_worker.models import linear
 from gpu_worker.models.llama import Llama
 from gpu_worker.models.weights import open_weights

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_worker.clock import MonotonicClock
-from gpu_worker.model_executor import ModelExecutor, build
+from gpu_worker.device.model_executor import ModelExecutor, build
 from scheduler_engine.policy import PriorityClass
 from tests.gpu_worker.model.worker import ModelWorker
 from wire.messages import Attach, Cancel, Finished, Rejected, SamplingParameters
@@ -207,7 +207,7 @@ def test_a_clock_that_steps_by_an_hour_costs_a_running_request_nothing_and_a_wai
 
 def test_nothing_in_the_worker_asks_for_the_time_of_the_day(project_root: Path) -> None:
     """But for the dates of its logs; what it decides hangs on a clock that cannot be set."""
-    dates = ("gpu_worker/outage.py", "gpu_worker/replay/log_writer.py", "gpu_worker/replay/recording.py")
+    dates = ("gpu_worker/serving/outage.py", "gpu_worker/replay/log_writer.py", "gpu_worker/replay/recording.py")
     asked = [
         f"{path.relative_to(project_root)}:{node.lineno}"
         for folder in ("gpu_worker", "scheduler_engine")

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpu_worker import sampling
+from gpu_worker.device import sampling
+from gpu_worker.device.noise import noise_table
+from gpu_worker.device.sampling import NOT_DRAWN, Draw, Sampler, cut_to_candidates, stream_of
 from gpu_worker.executor import DrawRules
-from gpu_worker.noise import noise_table
-from gpu_worker.sampling import NOT_DRAWN, Draw, Sampler, cut_to_candidates, stream_of
 from wire.messages import SamplingParameters
 
 PROBABILITIES = torch.tensor([0.4, 0.3, 0.15, 0.1, 0.05])

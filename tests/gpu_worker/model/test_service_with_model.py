@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from gpu_worker.device.model_executor import ModelExecutor, build
 from gpu_worker.executor import DeviceLost
-from gpu_worker.listener import WATCHDOG_US
 from gpu_worker.loop import WorkerLoop
-from gpu_worker.model_executor import ModelExecutor, build
+from gpu_worker.serving.listener import WATCHDOG_US
 from gpu_worker.simulated import BYTE_TOKENS, engine_config
-from gpu_worker.telemetry import Telemetry, WorkerIdentity
+from gpu_worker.telling.telemetry import Telemetry, WorkerIdentity
 from scheduler_engine.plan import StepPlan, StepResult
 from scheduler_engine.policy import PolicySnapshot, cpu_classes
 from scheduler_engine.request import RequestId

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from gpu_worker.model_executor import ModelExecutor, build
+from gpu_worker.device.model_executor import ModelExecutor, build
 from scheduler_engine.policy import PriorityClass
 from tests.gpu_worker.model.house import NUM_TOKENS, House
 from wire.encoding import TextEncoder

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpu_worker.model_executor import ModelExecutor, build
+from gpu_worker.device.model_executor import ModelExecutor, build
 from wire.encoding import TextEncoder
 
 pytestmark = pytest.mark.soak

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from gpu_worker.model_executor import ModelExecutor
+from gpu_worker.device.model_executor import ModelExecutor
 from tests.gpu_worker.model.worker import ModelWorker
 from wire.messages import SamplingParameters
 

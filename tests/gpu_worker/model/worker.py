@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 from gpu_worker.clock import Clock, MonotonicClock
+from gpu_worker.device.model_executor import ModelExecutor
 from gpu_worker.loop import WorkerLoop
-from gpu_worker.model_executor import ModelExecutor
 from gpu_worker.simulated import BYTE_TOKENS, engine_config
-from gpu_worker.telemetry import Telemetry, WorkerIdentity
+from gpu_worker.telling.telemetry import Telemetry, WorkerIdentity
 from scheduler_engine.cost import CostConstants
 from scheduler_engine.policy import PolicySnapshot, PriorityClass, cpu_classes
 from scheduler_engine.scheduler import Scheduler

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from gpu_worker.fairness_watch import gap_bound_us
 from gpu_worker.simulated import DEVICES
 from gpu_worker.simulation.run import Simulation
 from gpu_worker.simulation.traffic import Arrival, submit_of
 from gpu_worker.simulation.watch import FairnessGap, Timeline
+from gpu_worker.telling.fairness_watch import gap_bound_us
 from scheduler_engine.plan import ScheduledRow, StepPlan, StepResult
 from scheduler_engine.policy import PriorityClass, gpu_classes
 from scheduler_engine.request import RequestId

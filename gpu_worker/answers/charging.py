@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpu_worker.response import Response
+from gpu_worker.answers.response import Response
 from scheduler_engine.events import Finished, FinishReason
 from wire.messages import EngineCounters, Usage
 

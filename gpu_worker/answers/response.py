@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from gpu_worker.answers.prefix_keys import GrowingPrefix
+from gpu_worker.answers.stop_strings import StopAutomaton, StopMatcher
 from gpu_worker.executor import Constraint, DrawRules
-from gpu_worker.prefix_keys import GrowingPrefix
-from gpu_worker.stop_strings import StopAutomaton, StopMatcher
 from scheduler_engine import events
 from scheduler_engine.events import FinishReason
 from scheduler_engine.request import Request, RequestId

@@ -10,12 +10,12 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import cast
 
-from gpu_worker.charging import usage_of
+from gpu_worker.answers.charging import usage_of
+from gpu_worker.answers.prefix_keys import GrowingPrefix, PrefixKeys
+from gpu_worker.answers.response import Choice, Response, request_of
+from gpu_worker.answers.step_draft import StepDraft
 from gpu_worker.executor import Constraint
-from gpu_worker.prefix_keys import GrowingPrefix, PrefixKeys
-from gpu_worker.response import Choice, Response, request_of
-from gpu_worker.step_draft import StepDraft
-from gpu_worker.telemetry import Telemetry
+from gpu_worker.telling.telemetry import Telemetry
 from scheduler_engine import events
 from scheduler_engine.events import FinishReason, RejectReason, StepEvents, TokenColumns
 from scheduler_engine.plan import StepPlan, StepResult

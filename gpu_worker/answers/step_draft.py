@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from gpu_worker.response import Choice
+from gpu_worker.answers.response import Choice
 from wire.bus import FinishedOutput, StepOutput
 from wire.messages import (
     Accepted,

@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from gpu_worker.host_copies import HostCopies
+from gpu_worker.device.host_copies import HostCopies
 from gpu_worker.kernels.choice import Kernels
 from gpu_worker.kernels.layout import BLOCK_SIZE
 from gpu_worker.models.batch import pool_shape
@@ -103,7 +103,7 @@ class PlainCopies:
 
 
 def _streamed(pool: Tensor, host_pool: Tensor, kernels: Kernels) -> HostCopies:
-    from gpu_worker.cuda_device import CudaStream, new_stream
+    from gpu_worker.device.cuda_device import CudaStream, new_stream
 
     slots = max(1, STAGING_BYTES // max(1, pool[0].nbytes))
     out, into = new_stream(), new_stream()

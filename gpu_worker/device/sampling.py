@@ -16,8 +16,8 @@ import numpy
 import torch
 from torch import Tensor
 
+from gpu_worker.device.noise import GumbelNoise
 from gpu_worker.executor import DrawRules
-from gpu_worker.noise import GumbelNoise
 from wire.messages import SamplingParameters, TokenLogprob
 
 GREEDY = DrawRules(SamplingParameters(temperature=0.0))

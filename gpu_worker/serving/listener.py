@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from gpu_worker.clock import Clock
-from gpu_worker.outage import Outage, say, stacks
+from gpu_worker.serving.outage import Outage, say, stacks
 from wire.bus import BadEntry, BusError, Fenced, WorkerBus
 from wire.messages import LoadSnapshot, ToWorker
 

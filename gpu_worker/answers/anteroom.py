@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
+from gpu_worker.answers.grammars import GrammarCompiler
 from gpu_worker.executor import Constraint
-from gpu_worker.grammars import GrammarCompiler
 from wire.grammars import GrammarError
 from wire.messages import Attach, Submit
 

@@ -14,14 +14,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gpu_worker.device.kv_cache import KvCache
 from gpu_worker.kernels.layout import Layout
-from gpu_worker.kv_cache import KvCache
 from gpu_worker.models.batch import Batch
 from gpu_worker.models.llama import Llama
 from scheduler_engine.plan import ScheduledRow
 
 if TYPE_CHECKING:
-    from gpu_worker.decode_graphs import Capture, DecodeGraphs
+    from gpu_worker.device.decode_graphs import Capture, DecodeGraphs
 
 # Batches that decode steps are captured for: steps of a quarter to a half, so that little of a replay is padding.
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
@@ -46,7 +46,7 @@ class ModelRunner:
     @torch.inference_mode()
     def capture_decodes(self, capture: Capture, sizes: Sequence[int] = SIZES) -> None:
         """From now on decode steps of up to the largest of ``sizes`` are replayed. Kernels must have run before."""
-        from gpu_worker.decode_graphs import DecodeGraphs  # triton: only where kernels are compiled
+        from gpu_worker.device.decode_graphs import DecodeGraphs  # triton: only where kernels are compiled
 
         blocks = min(-(-self.model.config.context_length // self._cache.block_size), len(self._cache.device_pool))
         self._graphs = DecodeGraphs(

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from gpu_worker.clock import Clock
-from gpu_worker.outage import FIRST_RETRY_S, Outage, say
+from gpu_worker.serving.outage import FIRST_RETRY_S, Outage, say
 from wire.bus import BusError, BusFull, Fenced, FinishedOutput, StepOutput, WorkerBus
 from wire.messages import ToGateway, Usage
 

@@ -14,24 +14,24 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from gpu_worker import cuda_device
-from gpu_worker.calibration import measure, warm_up
+from gpu_worker.device import cuda_device
+from gpu_worker.device.calibration import measure, warm_up
+from gpu_worker.device.kv_cache import KvCache, bytes_per_block
+from gpu_worker.device.model_runner import SIZES, ModelRunner, blocks_of
+from gpu_worker.device.sampling import GREEDY, NOT_DRAWN, Draw, Sampler, stream_of
 from gpu_worker.executor import ConstraintError, DeviceLost, DrawRules, ExecutorShape
 from gpu_worker.kernels.layout import BLOCK_SIZE
-from gpu_worker.kv_cache import KvCache, bytes_per_block
-from gpu_worker.model_runner import SIZES, ModelRunner, blocks_of
 from gpu_worker.models.linear import keep_few_shapes
 from gpu_worker.models.llama import Llama
 from gpu_worker.models.target import target_for
 from gpu_worker.models.weights import WeightsError, open_weights
-from gpu_worker.sampling import GREEDY, NOT_DRAWN, Draw, Sampler, stream_of
 from scheduler_engine.cost import CostConstants
 from scheduler_engine.plan import RowFailure, ScheduledRow, StepPlan, StepResult
 from scheduler_engine.request import RequestId
 from wire.messages import SamplingParameters, TokenLogprob
 
 if TYPE_CHECKING:
-    from gpu_worker.decode_graphs import Capture
+    from gpu_worker.device.decode_graphs import Capture
 
 MIB = 1 << 20
 CPU_KV_MIB = 512  # of a CPU's memory, which is not the worker's own: a KV pool where none is asked for

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from gpu_worker.fairness_watch import FairnessWatch, gap_bound_us
+from gpu_worker.telling.fairness_watch import FairnessWatch, gap_bound_us
 from scheduler_engine.events import Finished
 from scheduler_engine.load import ClassLoad, EngineLoad, PolicyLoad
 from scheduler_engine.policy import ClassPolicy, PriorityClass

@@ -12,10 +12,19 @@ from collections.abc import Callable
 from typing import assert_never
 
 from gpu_worker.clock import Clock
-from gpu_worker.listener import LOAD_INTERVAL_US, Arrived, DeafGateway, Input, Listener, LiveGateways, Pulse, Wake
 from gpu_worker.loop import Turn, WorkerLoop
-from gpu_worker.outage import Outage, say
-from gpu_worker.sender import Sender
+from gpu_worker.serving.listener import (
+    LOAD_INTERVAL_US,
+    Arrived,
+    DeafGateway,
+    Input,
+    Listener,
+    LiveGateways,
+    Pulse,
+    Wake,
+)
+from gpu_worker.serving.outage import Outage, say
+from gpu_worker.serving.sender import Sender
 from wire.bus import BusError, Fenced, WorkerBus
 
 # Beyond the 15 s that a gateway's heartbeat lives: a Redis that restarts empty must not end everybody's work.
