@@ -13,9 +13,10 @@ from typing import Any
 import torch
 
 from benchmarks.device import Ceilings, DeviceWeights, Machine
+from gpu_worker.device.building import assemble
 from gpu_worker.device.calibration import warm_up
 from gpu_worker.device.cuda_device import GraphCapture
-from gpu_worker.device.model_executor import ModelExecutor, assemble
+from gpu_worker.device.model_executor import ModelExecutor
 from gpu_worker.kernels.compiled import TritonKernels
 from gpu_worker.kernels.layout import BLOCK_SIZE
 from gpu_worker.models.batch import pool_shape

@@ -17,7 +17,7 @@ from benchmarks.figures import machine, quantile, report, say
 from gpu_worker.answers.prefix_keys import PrefixKeys
 from gpu_worker.clock import MonotonicClock
 from gpu_worker.demo_model import DEFAULT_FOLDER, DEMO
-from gpu_worker.device.model_executor import build
+from gpu_worker.device.building import build
 from gpu_worker.loop import WorkerLoop
 from gpu_worker.simulated import BYTE_TOKENS, engine_config
 from gpu_worker.telling.telemetry import Telemetry, WorkerIdentity

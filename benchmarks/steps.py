@@ -21,8 +21,9 @@ from torch import Tensor
 
 from benchmarks.figures import machine, report, say
 from gpu_worker.demo_model import DEFAULT_FOLDER, fetch
+from gpu_worker.device.building import assemble
 from gpu_worker.device.kv_cache import bytes_per_block
-from gpu_worker.device.model_executor import ModelExecutor, assemble
+from gpu_worker.device.model_executor import ModelExecutor
 from gpu_worker.kernels.layout import BLOCK_SIZE
 from gpu_worker.models.llama import Llama
 from gpu_worker.models.target import Target, plain_linear, target_for

@@ -59,7 +59,7 @@ def open_device(config: WorkerConfig, clock: Clock) -> Device:
         raise ConfigError("--executor model needs --model PATH: a GGUF file or a Hugging Face folder")
     # Read when torch loads OpenMP. Threads that spin at a barrier made steps 4x as long beside one busy neighbour.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    from gpu_worker.device.model_executor import build  # torch: only where a model is run
+    from gpu_worker.device.building import build  # torch: only where a model is run
 
     executor = build(
         config.model,

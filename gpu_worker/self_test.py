@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from gpu_worker.device.model_executor import ModelExecutor, assemble
+from gpu_worker.device.building import assemble
+from gpu_worker.device.model_executor import ModelExecutor
 from gpu_worker.models.llama import Llama
 from gpu_worker.models.random_weights import TINY, RandomWeights
 from gpu_worker.serving.outage import say

@@ -16,7 +16,8 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from gpu_worker.demo_model import DEFAULT_FOLDER, fetch
-from gpu_worker.device.model_executor import ModelExecutor, build
+from gpu_worker.device.building import build
+from gpu_worker.device.model_executor import ModelExecutor
 from scheduler_engine.plan import BlockCopy, ScheduledRow, StepPlan, StepResult
 from scheduler_engine.request import RequestId
 from wire.messages import SamplingParameters

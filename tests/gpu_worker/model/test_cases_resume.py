@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from gpu_worker.device.model_executor import ModelExecutor, build
+from gpu_worker.device.building import build
+from gpu_worker.device.model_executor import ModelExecutor
 from scheduler_engine.events import Resource
 from scheduler_engine.policy import PriorityClass
 from scheduler_engine.request import RequestId

@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpu_worker.device.model_executor import ModelExecutor, assemble
+from gpu_worker.device.building import assemble
+from gpu_worker.device.model_executor import ModelExecutor
 from gpu_worker.kernels.compiled import TritonKernels
 from gpu_worker.models.batch import pool_shape
 from gpu_worker.models.llama import Llama

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpu_worker.device.model_executor import build
+from gpu_worker.device.building import build
 from scheduler_engine.policy import PriorityClass
 from tests.gpu_worker.model.house import NUM_TOKENS, House
 from wire.messages import SamplingParameters

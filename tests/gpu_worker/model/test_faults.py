@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from gpu_worker.device.model_executor import ModelExecutor, build
+from gpu_worker.device.building import build
+from gpu_worker.device.model_executor import ModelExecutor
 from gpu_worker.device.sampling import Sampler
 from gpu_worker.executor import DeviceLost
 from gpu_worker.models.llama import Llama

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as functional
 
-from gpu_worker.device.model_executor import build
+from gpu_worker.device.building import build
 from gpu_worker.models import int8_linear
 from gpu_worker.models.int8_linear import Int8Linear
 from gpu_worker.models.target import target_for

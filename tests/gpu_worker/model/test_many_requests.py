@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from gpu_worker.answers.prefix_keys import PrefixKeys
-from gpu_worker.device.model_executor import ModelExecutor, build
+from gpu_worker.device.building import build
+from gpu_worker.device.model_executor import ModelExecutor
 from scheduler_engine.plan import RowFailure, StepPlan, StepResult
 from scheduler_engine.policy import PriorityClass
 from scheduler_engine.request import RequestId

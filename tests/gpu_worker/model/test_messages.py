@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_worker.clock import MonotonicClock
-from gpu_worker.device.model_executor import ModelExecutor, build
+from gpu_worker.device.building import build
+from gpu_worker.device.model_executor import ModelExecutor
 from scheduler_engine.policy import PriorityClass
 from tests.gpu_worker.model.worker import ModelWorker
 from wire.messages import Attach, Cancel, Finished, Rejected, SamplingParameters

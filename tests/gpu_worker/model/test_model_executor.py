@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from gpu_worker.device.building import build
 from gpu_worker.device.kv_cache import KvCache, bytes_per_block
-from gpu_worker.device.model_executor import ModelExecutor, build
+from gpu_worker.device.model_executor import ModelExecutor
 from gpu_worker.device.model_runner import arranged, layout_of
 from gpu_worker.executor import DeviceLost
 from gpu_worker.models.weights import WeightsError, open_weights

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gpu_worker.device.model_executor import build
+from gpu_worker.device.building import build
 from scheduler_engine.policy import PriorityClass
 from tests.gpu_worker.model.house import NUM_TOKENS, House
 from wire.messages import SamplingParameters

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpu_worker.answers.prefix_keys import PrefixKeys
-from gpu_worker.device.model_executor import build
+from gpu_worker.device.building import build
 from scheduler_engine.policy import PriorityClass
 from tests.gpu_worker.model.worker import ModelWorker
 from wire.messages import SamplingParameters

@@ -11,7 +11,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from gpu_worker.device.model_executor import ModelExecutor, build
+from gpu_worker.device.building import build
+from gpu_worker.device.model_executor import ModelExecutor
 from gpu_worker.models.gguf_weights import INSIDE_LAYER, OUTSIDE_LAYERS
 from gpu_worker.models.weights import open_weights
 from scheduler_engine.plan import ScheduledRow
@@ -103,7 +104,7 @@ def test_in_a_batch_and_through_the_host_it_gives_the_text_it_gives_alone(
 
 FULL_POOL = """
 import sys
-from gpu_worker.device.model_executor import build
+from gpu_worker.device.building import build
 from scheduler_engine.plan import ScheduledRow, StepPlan
 executor = build(sys.argv[1], kv_mib=512, host_kv_mib=64, threads=1)
 executor.cache.device_pool.fill_(0.5)

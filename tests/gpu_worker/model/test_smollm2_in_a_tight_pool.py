@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from gpu_worker.device.model_executor import ModelExecutor, build
+from gpu_worker.device.building import build
+from gpu_worker.device.model_executor import ModelExecutor
 from scheduler_engine.policy import PriorityClass
 from tests.gpu_worker.model.house import NUM_TOKENS, House
 from wire.encoding import TextEncoder

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from gpu_worker.device.model_executor import ModelExecutor, build
+from gpu_worker.device.building import build
+from gpu_worker.device.model_executor import ModelExecutor
 from wire.encoding import TextEncoder
 
 pytestmark = pytest.mark.soak

@@ -18,7 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gpu_worker.device.model_executor import ModelExecutor, assemble
+from gpu_worker.device.building import assemble
+from gpu_worker.device.model_executor import ModelExecutor
 from gpu_worker.models.config import FAMILIES, Llama3Rope
 from gpu_worker.models.llama import Llama
 from gpu_worker.models.random_weights import TINY, RandomWeights
