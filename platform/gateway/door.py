@@ -91,7 +91,7 @@ class Door:
         self._background: set[asyncio.Task[None]] = set()
         self._taking: set[asyncio.Task[ResponseStream | Denied]] = set()
         self._closed = asyncio.Event()
-        self.owed = Owed(bus, ownership, streams.is_served, clock_s)
+        self.owed = Owed(bus, ownership, self._is_served, clock_s)
         self.texts = texts
 
     def models_of(self, caller: Caller) -> list[tuple[Text, list[str]]]:
@@ -286,6 +286,10 @@ class Door:
             stream.abandon()
             if stream.readers or not stream.outlives_readers:  # else its end comes from the worker
                 stream.finish(Lost(why))
+
+    def _is_served(self, response_id: str) -> bool:
+        stream = self._streams.get(response_id)
+        return stream is not None and stream.end is None
 
     def _terms(self, caller: Caller, ask: Ask) -> Sequence[Terms] | Refusal:
         view = self._policy()

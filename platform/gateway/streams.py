@@ -309,11 +309,6 @@ class Streams:
         if self._streams.get(stream.response_id) is stream:
             del self._streams[stream.response_id]
 
-    def is_served(self, response_id: str) -> bool:
-        """It goes on here."""
-        stream = self._streams.get(response_id)
-        return stream is not None and stream.end is None
-
     def __iter__(self) -> Iterator[ResponseStream]:
         return iter(tuple(self._streams.values()))
 
