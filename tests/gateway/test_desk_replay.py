@@ -76,3 +76,22 @@ def test_a_stopped_preview_stays_stopped(previews: Previews, recorded_story: Any
     previews.start("draft", recorded_story.policy)
     previews.stop("draft")
     assert settled(previews, "draft").state == "stopped"
+
+
+def test_a_replay_that_was_stopped_can_be_asked_for_again_and_of_more(
+    previews: Previews, recorded_story: Any, settings: Any
+) -> None:
+    settings.RUBATO_RECORDED_DIR = str(recorded_story.folder)
+    previews.start("draft", recorded_story.policy)
+    previews.stop("draft")
+    again = previews.start("draft", recorded_story.policy, preview.HOUR)
+    assert (again.state, again.minutes) == ("running", 60)
+    found = settled(previews, "draft")
+    assert (found.state, found.run) == ("done", again.run)
+
+
+def test_one_that_runs_is_not_begun_twice(previews: Previews, recorded_story: Any, settings: Any) -> None:
+    settings.RUBATO_RECORDED_DIR = str(recorded_story.folder)
+    first = previews.start("draft", recorded_story.policy)
+    assert previews.start("draft", recorded_story.policy, preview.HOUR).run == first.run
+    assert settled(previews, "draft").state == "done"
