@@ -33,27 +33,27 @@ Scene = Callable[[Page, Traffic, dict[str, Any], Path], Awaitable[None]]
 
 
 async def thrashing(page: Page, traffic: Traffic, demo: dict[str, Any], data: Path) -> None:
-    """Answers that outgrow the memory they were let in with."""
-    traffic.start("bulk", "batch", num_at_once=60, num_words=40, max_tokens=1_500)
-    traffic.start("aurora", "default", num_at_once=40, num_words=40, max_tokens=900, pause_s=0.5)
-    traffic.start("aurora", "interactive", num_at_once=16, num_words=120, max_tokens=200, pause_s=1.5)
-    await asyncio.sleep(32)
+    """Answers that outgrow the memory they were let in with, and chats that push them out again and again."""
+    traffic.start("bulk", "batch", num_at_once=20, num_words=40, max_tokens=1_500)
+    traffic.start("aurora", "default", num_at_once=24, num_words=40, max_tokens=900, pause_s=0.5)
+    traffic.start("aurora", "interactive", num_at_once=12, num_words=120, max_tokens=40, pause_s=0.8)
+    await asyncio.sleep(34)
 
 
 async def starvation(page: Page, traffic: Traffic, demo: dict[str, Any], data: Path) -> None:
     """Chats and default work of one tenant leave batch its floor and hardly more."""
-    traffic.start("bulk", "batch", num_at_once=80, num_words=150, max_tokens=300)
-    traffic.start("aurora", "default", num_at_once=120, num_words=300, max_tokens=200)
-    traffic.start("aurora", "interactive", num_at_once=100, num_words=300, max_tokens=120)
-    await asyncio.sleep(32)
+    traffic.start("bulk", "batch", num_at_once=20, num_words=40, max_tokens=100)
+    traffic.start("aurora", "default", num_at_once=30, num_words=60, max_tokens=80)
+    traffic.start("aurora", "interactive", num_at_once=16, num_words=40, max_tokens=60)
+    await asyncio.sleep(34)
 
 
 async def overload(page: Page, traffic: Traffic, demo: dict[str, Any], data: Path) -> None:
     """Far more chats than the device can begin in time."""
-    traffic.start("bulk", "batch", num_at_once=60, num_words=150, max_tokens=300)
-    traffic.start("bulk", "default", num_at_once=100, num_words=400, max_tokens=200)
-    await asyncio.sleep(8)
-    traffic.start("aurora", "interactive", num_at_once=240, num_words=900, max_tokens=150)
+    traffic.start("bulk", "batch", num_at_once=16, num_words=30, max_tokens=100)
+    traffic.start("bulk", "default", num_at_once=20, num_words=40, max_tokens=60)
+    await asyncio.sleep(10)
+    traffic.start("aurora", "interactive", num_at_once=80, num_words=60, max_tokens=40)
     await asyncio.sleep(24)
 
 
@@ -83,10 +83,12 @@ async def books_differ(page: Page, traffic: Traffic, demo: dict[str, Any], data:
     await page.locator("#books").wait_for(timeout=BOOKS_LIMIT_MS)
 
 
-ROOMY, TIGHT = (), ("--kv-mib=1600",)
+ROOMY: tuple[str, ...] = ()
+SLOW = ("--device-profile=cpu-smollm2",)  # the device is short of time or memory long before this machine is
+TIGHT = ("--kv-mib=1200",)
 SCENES: dict[str, tuple[Scene, tuple[str, ...]]] = {
-    "starvation": (starvation, ROOMY),
-    "overload": (overload, ROOMY),
+    "starvation": (starvation, SLOW),
+    "overload": (overload, SLOW),
     "books-differ": (books_differ, ROOMY),
     "worker-lost": (worker_lost, ROOMY),
     "thrashing": (thrashing, TIGHT),
@@ -117,7 +119,7 @@ async def picture(browser: Browser, name: str, demo: dict[str, Any], data: Path,
 async def main(out: Path, names: list[str]) -> None:
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        for arguments in (ROOMY, TIGHT):
+        for arguments in (ROOMY, SLOW, TIGHT):
             chosen = [name for name in SCENES if name in names and SCENES[name][1] == arguments]
             if chosen:
                 await pictures(browser, chosen, arguments, out)
