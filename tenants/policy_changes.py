@@ -40,6 +40,8 @@ def diff(before: Document, after: Document) -> list[Change]:
     changes = []
     for place in sorted(old.keys() | new.keys()):
         left, right = old.get(place, {}), new.get(place, {})
+        if left == right:
+            continue
         for field in sorted(left.keys() | right.keys()):
             if left.get(field) != right.get(field):
                 changes.append(Change(place, field, left.get(field), right.get(field)))

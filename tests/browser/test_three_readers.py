@@ -74,7 +74,7 @@ def test_an_operator_sees_the_worker_and_saves_a_quota_after_its_preview(page: P
     expect(page.get_by_role("row", name=re.compile("Nova, default weight"))).to_be_visible()
     page.get_by_role("button", name="Replay it").click()
     expect(page.get_by_role("cell", name="this edit").first).to_be_visible(timeout=REPLAY_LIMIT_MS)
-    page.get_by_label("Why").fill("they pay more")
+    page.get_by_label("Why", exact=True).fill("they pay more")
     page.get_by_role("button", name="Put it in force").click()
     expect(page.get_by_text(re.compile(r"In force: version \d+"))).to_be_visible()
 

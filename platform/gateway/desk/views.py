@@ -114,7 +114,7 @@ def proposal(request: HttpRequest, proposal_id: uuid.UUID) -> HttpResponse:
 @operator
 def preview(request: HttpRequest, proposal_id: uuid.UUID) -> HttpResponse:
     """GET: how far the replay is (a fragment that asks again while it runs). POST: start it, or stop it."""
-    found = get_object_or_404(PolicyProposal, id=proposal_id)
+    found = get_object_or_404(PolicyProposal.objects.defer("document"), id=proposal_id)
     previews = Previews()
     if request.method == "POST":
         match request.POST.get("action"):
@@ -135,10 +135,11 @@ def preview(request: HttpRequest, proposal_id: uuid.UUID) -> HttpResponse:
 def history(request: HttpRequest) -> HttpResponse:
     """Versions and waiting edits, newest first."""
     open_states = [PolicyProposal.State.WAITING, PolicyProposal.State.DRAFT, PolicyProposal.State.CONFLICT]
+    versions = list(PolicyVersion.objects.defer("document")[:VERSIONS_A_PAGE])
     context = {
-        "versions": PolicyVersion.objects.defer("document")[:VERSIONS_A_PAGE],
-        "waiting": PolicyProposal.objects.filter(state__in=open_states)[:VERSIONS_A_PAGE],
-        "current": _in_force().version,
+        "versions": versions,
+        "waiting": PolicyProposal.objects.defer("document").filter(state__in=open_states)[:VERSIONS_A_PAGE],
+        "current": versions[0].version if versions else 0,
     }
     return render(request, "operator/policy/history.html", context)
 
@@ -157,7 +158,7 @@ def version(request: HttpRequest, number: int) -> HttpResponse:
     known = places(then.policy)
     back = [change for change in diff(current.policy, then.policy) if change.place in known]
     context = {
-        "version": get_object_or_404(PolicyVersion, version=number),
+        "version": get_object_or_404(PolicyVersion.objects.defer("document"), version=number),
         "changes": [_named(one, names) for one in diff(before.policy, then.policy)] if before else [],
         "back": [_named(one, names) for one in back],
         "current": current.version,
