@@ -134,9 +134,9 @@ def _tokens(windows: Collection[Window]) -> dict[Window, int]:
     wanted = Q()
     for one in windows:
         wanted |= Q(tenant_id=one.tenant_id, priority_class=one.priority_class, hour__gte=_hour(one.starts_at))
-    rows = Rollup.objects.filter(wanted).order_by().values_list("tenant_id", "priority_class")
+    rows = Rollup.objects.filter(wanted).order_by().values("tenant_id", "priority_class")
     sums = rows.annotate(tokens=Sum(F("prompt_tokens") + F("output_tokens")))
-    found = {(tenant_id, label): int(tokens) for tenant_id, label, tokens in sums}
+    found = {(row["tenant_id"], row["priority_class"]): int(row["tokens"]) for row in sums}
     return {one: found.get((one.tenant_id, one.priority_class), 0) for one in windows}
 
 
