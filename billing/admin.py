@@ -18,7 +18,7 @@ from django.utils.html import format_html_join
 from billing import documents, selectors, services
 from billing.models import EngineCount, LedgerAlert, LedgerEntry, Price, Rollup, Statement, UsageRequest
 from tenants.admin import KeepRows, ReadOnly, actor_of
-from tenants.admin_lists import OfTenant
+from tenants.admin_lists import OfClass, OfTenant
 from tenants.models import Tenant
 
 
@@ -83,7 +83,7 @@ class UsageRequestAdmin(OfTenants):
         *("id", "of_tenant", "priority_class", "model", "state", "prompt_tokens", "output_tokens", "cost_micros"),
         *("reserved_micros", "reserved_at", "ended_at"),
     ]
-    list_filter = ["state", "priority_class", OfTenant]
+    list_filter = ["state", OfClass, OfTenant]
     search_fields = ["id"]
     search_help_text = "a whole id"
 
@@ -148,7 +148,7 @@ class RollupAdmin(OfTenants):
         *("hour", "of_tenant", "priority_class", "model", "num_requests", "prompt_tokens", "output_tokens"),
         "cost_micros",
     ]
-    list_filter = [OfTenant, "priority_class"]
+    list_filter = [OfTenant, OfClass]
 
 
 @admin.register(EngineCount)

@@ -117,6 +117,7 @@ class UsageRequest(models.Model):
             models.Index(fields=["tenant", "-id"], name="usage_by_tenant"),
             models.Index(fields=["tenant", "priority_class", "window_id"], name="usage_by_window"),
             models.Index(fields=["reserved_at"], name="usage_open", condition=Q(state=OPEN)),
+            BrinIndex(fields=["reserved_at"], name="usage_by_time", autosummarize=True),
         ]
         constraints = [
             models.CheckConstraint(condition=Q(state__in=STATES), name="usage_state_known"),

@@ -11,7 +11,7 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.functional import cached_property
 
-from tenants.models import Tenant
+from tenants.models import CLASS_CHOICES, Tenant
 
 MOST_COUNTED = 10_000  # rows of one list; who looks for an older one filters
 
@@ -49,3 +49,16 @@ class OfTenant(admin.SimpleListFilter):
         others = {name: value for name, value in changelist.params.items() if name not in ("tenant", "p")}
         kept = [(name, value[-1] if isinstance(value, list) else value) for name, value in others.items()]
         yield {"slug": self.value() or "", "kept": kept}
+
+
+class OfClass(admin.SimpleListFilter):
+    """The three classes, where the library would look through all rows for the names that occur."""
+
+    title = "class"
+    parameter_name = "priority_class"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return list(CLASS_CHOICES)
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        return queryset.filter(priority_class=self.value()) if self.value() else queryset

@@ -111,9 +111,12 @@ def roll_back(*, actor: str, to_version: int, expected_version: int, reason: str
 
 def what_it_does(proposal: PolicyProposal) -> tuple[list[Change], list[Conflict]]:
     """Its changes, and those of them that cannot be made: the policy in force has moved the same field."""
+    current = _current()
+    if proposal.based_on == current.version:
+        return diff(current.policy, proposal.document), []
     start = _start(proposal.based_on)
     edit = diff(start, proposal.document)
-    return edit, conflicts(edit, diff(start, _current().policy))
+    return edit, conflicts(edit, diff(start, current.policy))
 
 
 def _apply(proposal: PolicyProposal) -> None:

@@ -63,6 +63,17 @@ def test_no_page_asks_more_with_more_rows_nor_grows_without_bound(house: House) 
     assert {name: number for name, number in rows.items() if number > 2 * SHOWN + 1} == {}
 
 
+@pytest.mark.parametrize("model", ["usagerequest", "rollup"])
+def test_no_list_looks_through_all_rows_for_the_names_of_a_filter(house: House, model: str) -> None:
+    client: Any = Client()
+    client.force_login(User.objects.create_superuser("alice", "alice@x.example", "x"))
+    with CaptureQueriesContext(connections["default"]) as asked:
+        page = client.get(f"/admin/billing/{model}/?priority_class=batch").content.decode()
+    assert [one["sql"] for one in asked if "DISTINCT" in one["sql"]] == []
+    assert f"/admin/billing/{model}/" in page
+    assert "?priority_class=interactive" in page
+
+
 def test_every_page_is_found_by_its_address(house: House) -> None:
     furnish(house.tenant, None, 1)
     found = addresses(examples(house.tenant))
