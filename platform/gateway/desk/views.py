@@ -5,7 +5,6 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -21,9 +20,9 @@ from django.utils.dateparse import parse_datetime
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST
 
-from billing.models import UsageRequest
 from gateway.desk import forms
-from gateway.desk.door_preview import Call, Refused, in_force, refused, without_effect
+from gateway.desk.door_preview import Refused, in_force, refused, without_effect
+from gateway.desk.last_hour import calls_before
 from gateway.desk.preview import HOUR as HOUR_MINUTES
 from gateway.desk.preview import Previews
 from tenants import audit, proposals, selectors, services
@@ -32,8 +31,6 @@ from tenants.policy_changes import Change, Document, diff, places
 
 TENANTS_A_PAGE = 20
 VERSIONS_A_PAGE = 50
-MOST_CALLS = 200_000
-HOUR = timedelta(hours=1)
 
 
 def operator(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
@@ -267,34 +264,7 @@ def _door(document: Document, edit: list[Change], names: Mapping[str, str]) -> l
     limits = {place: in_force(place, rows) for place in rows if place in touched}
     if not limits:
         return None
-    return [_named_refusal(one, names) for one in refused(_calls(timezone.now()), limits)]
-
-
-def _calls(now: Any) -> list[Call]:
-    rows = UsageRequest.objects.filter(reserved_at__gte=now - HOUR, reserved_at__lte=now).order_by("reserved_at")
-    columns = (
-        "tenant_id",
-        "priority_class",
-        "reserved_at",
-        "ended_at",
-        "reserved_tokens",
-        "prompt_tokens",
-        "output_tokens",
-    )
-    return [
-        Call(
-            at_us=_us(reserved_at),
-            ended_us=_us(ended_at or now),
-            place=f"{tenant_id} {label}",
-            reserved_tokens=reserved,
-            used_tokens=prompt + output,
-        )
-        for tenant_id, label, reserved_at, ended_at, reserved, prompt, output in rows.values_list(*columns)[:MOST_CALLS]
-    ]
-
-
-def _us(moment: Any) -> int:
-    return int(moment.timestamp() * 1_000_000)
+    return [_named_refusal(one, names) for one in refused(calls_before(timezone.now()), limits)]
 
 
 @dataclass(frozen=True, slots=True)
