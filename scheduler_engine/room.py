@@ -36,7 +36,7 @@ class Earmark(NamedTuple):
     head: LiveRequest
     need: Need
     binds_own_class: bool  # what was pushed out for it is still being copied: nobody slips in before it
-    binds_all: bool  # its class is owed its floor: newcomers of every class leave it what comes free
+    binds_others: bool  # its class is owed its floor: newcomers of all others leave it what comes free
     binds_growth: bool = True  # not while it waits for just those to come to their end
 
 
@@ -52,10 +52,11 @@ class Room:
         self._earmarks: list[Earmark] = []
         self._patient: LiveRequest | None = None  # a head that waits for natural ends although it could push out
         self._is_owed = [state.floors.in_debt(rank) for rank in RANKS]
-        owed, state.owed_head = state.owed_head, None
-        if owed is not None and self._is_owed[owed.rank] and state.is_queued(owed):
+        owed_rank, state.owed_rank = state.owed_rank, None
+        owed = None if owed_rank is None or not self._is_owed[owed_rank] else state.queues[owed_rank].head()
+        if owed is not None:
             need = Need(1, self.blocks_needed(owed))
-            self._earmarks.append(Earmark(owed, need, binds_own_class=False, binds_all=True))
+            self._earmarks.append(Earmark(owed, need, binds_own_class=False, binds_others=True))
 
     def blocks_needed(self, live: LiveRequest) -> int:
         """The whole of what is known must fit: nobody is let in to be pushed out by its next chunk."""
@@ -66,13 +67,15 @@ class Room:
         return self._state.running.num_slots_used < self._state.slot_cap(rank)
 
     def is_at_rest(self, rank: int) -> bool:
-        """True when nobody of the class can start in this step, whoever its head is: no slot is free, it pushes nobody
-        out, and none of its own tenants had so much that one of them would give way.
+        """True when nobody of the least urgent class can start in this step, whoever its head is: no slot is free, it
+        pushes nobody out, and none of its own tenants had so much that one of them would give way. Nobody else is
+        bound by what such a head waits for.
         """
         state = self._state
-        is_paused = rank == PriorityClass.BATCH and state.overload.is_paused
-        if self.has_slot(rank) or self._may_push_lower(rank) or self._draft.holding[rank] or is_paused:
-            return False  # somebody may start, or there is another reason to tell
+        if rank != PriorityClass.BATCH or self.has_slot(rank) or self._may_push_lower(rank):
+            return False
+        if self._draft.holding[rank] or state.overload.is_paused or self._is_owed[rank]:
+            return False  # there is another reason to tell, or a claim to what comes free
         return state.accountant.ceilings[rank] <= state.queues[rank].least_service + state.service_gap(rank)
 
     def _may_push_lower(self, rank: int) -> bool:
@@ -87,8 +90,8 @@ class Room:
         """What earmarks keep from a newcomer of the class."""
         slots = blocks = 0
         for mark in self._earmarks:
-            own = mark.head.rank == rank and mark.binds_own_class
-            if mark.head is not but and (self._outranks(mark, rank) or own or mark.binds_all):
+            is_bound = mark.binds_own_class if mark.head.rank == rank else mark.binds_others
+            if mark.head is not but and (self._outranks(mark, rank) or is_bound):
                 slots += mark.need.slots
                 blocks += mark.need.blocks
         return Need(slots, blocks)
@@ -173,7 +176,7 @@ class Room:
         if live.blocked_since_us is None:
             live.blocked_since_us = self._draft.now_us
         if self._is_owed[live.rank]:
-            self._state.owed_head = live
+            self._state.owed_rank = live.rank
         self.earmark(live)
         self._state.journal.blocked(live, self._why_blocked(live, need), need)
         return False
@@ -195,7 +198,7 @@ class Room:
         waits_for_copy = live.request_id in self._state.fences.values()
         is_patient = self._patient is live
         self._earmarks.append(
-            Earmark(live, need, binds_own_class=waits_for_copy, binds_all=False, binds_growth=not is_patient)
+            Earmark(live, need, binds_own_class=waits_for_copy, binds_others=False, binds_growth=not is_patient)
         )
 
     def _victims_for(self, head: LiveRequest, need: Need, peak_excess: int) -> list[Victim] | None:

@@ -68,7 +68,7 @@ class EngineState:
         self.timers: list[tuple[int, int, RequestId]] = []
         self.num_suspended = [0 for _ in PriorityClass]
         self.last_active_us: list[int | None] = [None for _ in PriorityClass]
-        self.owed_head: LiveRequest | None = None  # blocked head of a class that is owed its floor
+        self.owed_rank: int | None = None  # a class whose head found no room although it is owed its floor
         self.draining = False
         self.step = 0
         self.now_us = 0  # of the plan being made
@@ -101,11 +101,6 @@ class EngineState:
         running = self.running
         in_slots = running.decoding[rank] or running.prefilling[rank]
         return bool(in_slots or self.queues[rank].num_waiting or self.num_suspended[rank])
-
-    def is_queued(self, live: LiveRequest) -> bool:
-        """True when the request waits for a start, fresh or suspended."""
-        is_live = self.lives.get(live.request_id) is live
-        return is_live and live.state in IN_LINE
 
     def memory_cap(self, live: LiveRequest) -> int:
         """Blocks up to which the class may plan; a request that was let in under a wider policy still fits alone."""
