@@ -127,5 +127,9 @@ def starting_policy(path: Path | None, classes: tuple[ClassPolicy, ClassPolicy, 
         return snapshot_from_dict(document.get("policy", document) if isinstance(document, dict) else document)
     except OSError as error:
         raise ConfigError(f"--policy {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"--policy {path}: is no JSON in UTF-8: {error}") from error
+    except RecursionError as error:
+        raise ConfigError(f"--policy {path}: is nested too deeply for a policy") from error
     except (ValueError, TypeError, PolicyError) as error:
         raise ConfigError(f"--policy {path}: {error}") from error

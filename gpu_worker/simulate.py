@@ -33,6 +33,8 @@ _FIRST = "flood"
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     found = parser.parse_args(arguments)
+    for flag, other in _nothing_to_do(found):
+        parser.error(f"{flag} does nothing {other}")
     device = DEVICES[found.device]
     try:
         name, story = _story(found, device)
@@ -76,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
         "--set", action="append", default=[], metavar="CLASS.FIELD=VALUE", help="change it, as all.fairness_gap_ms=500"
     )
     parser.add_argument("--alone", metavar="NAME", help="only the requests of this class or tenant")
-    parser.add_argument("--noise-percent", type=positive, default=0, metavar="N", help="step times vary by up to this")
+    parser.add_argument("--noise-percent", type=_percent, default=0, metavar="N", help="step times vary by up to this")
     parser.add_argument(
         "--compare", action="store_true", help="also run its parts alone: ratios, targets met or missed"
     )
@@ -85,7 +87,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--trace-viewer", type=_new_file, metavar="FILE", help="for Perfetto or chrome://tracing")
     parser.add_argument("--plot", type=Path, metavar="DIR", help="three pictures as PNG (needs matplotlib)")
-    parser.add_argument("--record", type=Path, metavar="DIR", help="write down all that the engine is told, for replay")
+    parser.add_argument(
+        "--record", type=_folder, metavar="DIR", help="write down all that the engine is told, for replay"
+    )
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     return parser
 
@@ -104,6 +108,38 @@ def _new_file(text: str) -> Path:
     except OSError as error:
         raise argparse.ArgumentTypeError(f"{text}: {error.strerror}") from None
     return path
+
+
+def _folder(text: str) -> Path:
+    path = Path(text)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{text}: {error.strerror}") from None
+    return path
+
+
+def _percent(text: str) -> int:
+    try:
+        percent = int(text)
+    except ValueError:
+        percent = -1
+    if not 0 <= percent <= 100:
+        raise argparse.ArgumentTypeError(f"must be a whole number from 0 to 100, not {text!r}")
+    return percent
+
+
+def _nothing_to_do(found: argparse.Namespace) -> list[tuple[str, str]]:
+    """Flags that would be ignored: better said than left to be wondered at."""
+    with_compare = [("--record", found.record), ("--trace-viewer", found.trace_viewer), ("--plot", found.plot)]
+    ignored = [(flag, "beside --compare") for flag, value in with_compare if found.compare and value is not None]
+    if found.compare and found.alone is not None:
+        ignored.append(("--alone", "beside --compare"))
+    if not found.compare and found.seeds != 1:
+        ignored.append(("--seeds", "without --compare"))
+    if not found.trace and (found.limit is not None or found.speed != 1.0):
+        ignored.append(("--limit" if found.limit is not None else "--speed", "without --trace"))
+    return ignored
 
 
 def _speed(text: str) -> float:

@@ -14,7 +14,7 @@ class CostConstants:
 
     step = base + prefill_token * n + prefill_context * sum(n_i * context_i) + decode_row * rows
            + kv_token * tokens attended
-    copy = copy_operation per block + bytes / copy_bytes_per_us   (design: docs/scheduling.md, cost model)
+    copy = copy_operation per block + bytes / copy_bytes_per_us
     """
 
     base_ns: int

@@ -1,6 +1,6 @@
 """What operators may edit: class parameters and per-tenant quotas, as frozen values.
 
-Knows units and defaults (docs/policy.md has the table); refuses to know where a policy is stored.
+Knows units and defaults (the admin lists them with their ranges); refuses to know where a policy is stored.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import struct
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from gpu_worker.replay.record_log import LogError, LogFile, Stepped, log_files
 from gpu_worker.replay.rerun import Diverged, Listener, replay
 from gpu_worker.replay.what_if import DRAWS, comparison, what_if
 from gpu_worker.serving.outage import say
+from scheduler_engine.errors import EngineError
 from scheduler_engine.events import StepEvents
 from scheduler_engine.explain import Explanation
 from scheduler_engine.plan import StepPlan
@@ -27,6 +29,16 @@ from scheduler_engine.request import RequestId
 from scheduler_engine.scheduler import Scheduler
 
 DIVERGED, UNUSABLE = 1, 2
+_NONSENSE = (
+    ArithmeticError,
+    AttributeError,
+    EngineError,
+    LookupError,
+    MemoryError,
+    TypeError,
+    ValueError,
+    struct.error,
+)  # of a log with right checksums
 
 
 class ProgressBar:
@@ -138,6 +150,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     parser.add_argument("--progress", action="store_true", help="a line of JSON on stderr for each percent done")
     found = parser.parse_args(arguments)
+    if found.policy is None and (found.draws != DRAWS or found.seconds is not None):
+        parser.error(f"{'--seconds' if found.draws == DRAWS else '--draws'} does nothing without --policy")
+    if found.policy is not None and found.explain is not None:
+        parser.error("--explain does nothing beside --policy")
     bar = ProgressBar(found.progress)
     try:
         files = log_files(found.log, found.minutes)
@@ -162,6 +178,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (LogError, ConfigError) as error:
         bar.clear()
         say(f"gpu_worker.replay: {error}")
+        return UNUSABLE
+    except _NONSENSE as error:
+        bar.clear()
+        say(f"gpu_worker.replay: {found.log} holds what no engine wrote: {type(error).__name__}: {error}")
         return UNUSABLE
     bar.clear()
     sys.stdout.write(text + "\n")

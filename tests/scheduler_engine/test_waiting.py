@@ -99,6 +99,30 @@ def test_without_a_floor_the_same_flood_starves_batch() -> None:
     assert all(world.story(i).first_planned_step is None for i in batch)
 
 
+def test_what_comes_free_for_a_class_in_debt_goes_to_the_tenant_that_has_had_least_by_then() -> None:
+    world = World(512, 1, policy=policy(bypass_limit=0, max_queue_wait_ms=None))
+    world.submit(INTERACTIVE, 16, 1_900, tenant="Aurora")
+    world.run_step()
+    first, other = world.submit(BATCH, 100, 10, tenant="Bulk"), world.submit(BATCH, 100, 10, tenant="Nova")
+    world.run(1_800)
+    world.engine.set_service_elsewhere(BATCH, "Bulk", 100_000)
+    world.finish()
+    started = [world.story(request_id).first_planned_step or 0 for request_id in (other, first)]
+    assert 1_800 < started[0] < started[1]
+
+
+def test_a_cap_on_the_tenant_whose_turn_it_was_keeps_nobody_else_from_what_comes_free() -> None:
+    world = World(512, 1, policy=policy(max_queue_wait_ms=None))
+    world.submit(INTERACTIVE, 16, 1_900, tenant="Aurora")
+    world.run_step()
+    first, other = world.submit(BATCH, 100, 10, tenant="Bulk"), world.submit(BATCH, 100, 10, tenant="Nova")
+    world.run_until(lambda: world.events[-1].finished != ())
+    capped = TenantClassPolicy(tenant_id="Bulk", priority_class=BATCH, concurrency=0)
+    world.engine.set_policy(policy(capped, version=2, max_queue_wait_ms=None))
+    world.run_step()
+    assert [world.story(i).first_planned_step for i in (first, other)] == [None, world.step - 1]
+
+
 def test_a_full_class_tells_its_wait_once_and_the_tenant_served_least_by_then_starts_next() -> None:
     world = World(1_000, 3)
     world.many(2, BATCH, 16, 300, tenant="Fast")  # two rows in each step

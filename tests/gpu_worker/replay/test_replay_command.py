@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from gpu_worker.replay.command import main
-from gpu_worker.replay.record_log import LogFile, Stepped, log_files
+from gpu_worker.replay.record_log import Boot, Entry, LogFile, Stepped, Submitted, log_files
 from gpu_worker.replay.rerun import entries_of
 from tests.gpu_worker.replay.test_replay import recorded, rewrite
 
@@ -73,3 +74,37 @@ def test_a_log_of_another_engine_is_replayed_with_a_warning(tmp_path: Path, caps
     assert main([str(rewrite(tmp_path / "other.rlog", entries))]) == 0
     assert "recorded by engine 0123, and this is engine" in capsys.readouterr().err
     assert LogFile(tmp_path / "other.rlog").boot().engine == "0123"
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        (Stepped, {"records": b"\xff"}),
+        (Submitted, {"fields": {}}),
+        (Submitted, {"num_delivered_tokens": 10**12}),
+        (Boot, {"cost": {}}),
+    ],
+    ids=["records", "fields", "delivered", "cost"],
+)
+def test_a_log_with_right_checksums_that_no_engine_wrote_ends_with_2_and_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: type[Entry], change: dict[str, Any]
+) -> None:
+    recorded(tmp_path, 1, 300)
+    entries = list(entries_of(log_files(tmp_path)))
+    index = next(i for i, entry in enumerate(entries) if isinstance(entry, kind) and (kind is not Stepped or i > 100))
+    entries[index] = msgspec.structs.replace(entries[index], **change)
+    path = rewrite(tmp_path / "forged.rlog", entries)
+    assert main([str(path)]) == 2
+    told = capsys.readouterr().err.strip().splitlines()
+    assert str(path) in told[-1]
+    assert not any("Traceback" in line for line in told)
+
+
+@pytest.mark.parametrize("flags", [["--draws=3"], ["--seconds=3"], ["--policy=p.json", "--explain=r1"]])
+def test_a_flag_that_would_be_ignored_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([str(tmp_path), *flags])
+    assert ended.value.code == 2
+    assert "does nothing" in capsys.readouterr().err
