@@ -154,7 +154,7 @@ def test_stop_ends_it_in_the_engine_and_keeps_what_was_said(owner: Page, product
 def test_a_reload_in_the_middle_shows_the_whole_answer_once(owner: Page, product: Product) -> None:  # P67
     product.worker.script.answer, product.worker.step_s = LETTERS, 0.01
     send(owner, "The alphabet, please")
-    expect(owner.locator("#answer")).to_have_text(re.compile("^[a-z]{50,}$"))
+    expect(owner.locator("#answer")).to_have_text(re.compile("^[a-z]{50,}$"), timeout=20_000)
     owner.reload()
 
     expect(owner.get_by_role("status")).to_contain_text("Complete", timeout=30_000)

@@ -222,7 +222,7 @@ async def _takes_leave_of_whoever_is_served(platform: Platform) -> None:
 async def _until_refused(
     client: AsyncOpenAI, error: type[openai.APIStatusError], **changes: Any
 ) -> openai.APIStatusError:
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(10):
         while True:
             try:
                 await client.chat.completions.create(model=MODEL, messages=HI, max_completion_tokens=1, **changes)
