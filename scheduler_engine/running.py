@@ -35,7 +35,6 @@ class RunningSet:
         self._sitting_out: tuple[Members, ...] = tuple({} for _ in RANKS)
         self._is_resting = [False for _ in RANKS]
         self._taking_part: list[Seats] | None = None  # until a seat is taken or left, or a class rests or wakes
-        self._has_idle = False  # somebody sits out, or a class rests
         self._batches: list[DecodeBatch] = []
         self._batch = NO_BATCH
 
@@ -80,9 +79,8 @@ class RunningSet:
 
     def sit_out(self, idle: Mapping[RequestId, LiveRequest]) -> None:
         """Just these decodes get no row in the coming step."""
-        if not idle and not self._has_idle:
+        if not idle and not any(self._sitting_out) and not any(self._is_resting):
             return
-        self._has_idle = bool(idle)
         self._taking_part = None
         num_idle = [0 for _ in RANKS]
         for live in idle.values():
@@ -102,7 +100,7 @@ class RunningSet:
 
     def lose_step(self, live: LiveRequest) -> None:
         """A seated decode gets no token: it is seated no more."""
-        self._taking_part, self._has_idle = None, True
+        self._taking_part = None
         self.seats[live.rank].unseat(live)
         self._sitting_out[live.rank][live.request_id] = live
 

@@ -70,18 +70,23 @@ def house(transactional_db: None, valkey: str, settings: Any) -> Any:
     return open_house(settings, valkey)
 
 
-def test_the_door_is_asked_about_the_calls_of_the_last_hour(house: Any) -> None:
-    now = timezone.now()
-    for number in range(3):
+def came(house: Any, count: int, ago: timedelta) -> None:
+    """Calls of the default class, each under way for a minute."""
+    at = timezone.now() - ago
+    for number in range(count):
         UsageRequest.objects.create(
             id=f"00000000-0000-7000-8000-{number:012d}",
             tenant_id=house.tenant.id,
             priority_class="default",
-            reserved_at=now - timedelta(minutes=5),
-            ended_at=now - timedelta(minutes=4),
+            reserved_at=at,
+            ended_at=at + timedelta(minutes=1),
             state="completed",
             reserved_tokens=10,
         )
+
+
+def test_the_door_is_asked_about_the_calls_of_the_last_hour(house: Any) -> None:
+    came(house, 3, timedelta(minutes=5))
     proposal = drafted(house.alice, default__concurrency="1")
     page = house.alice.get(f"/operator/policy/edits/{proposal.id}").content.decode()
     assert "3 calls came; refused would have been 2 (at once)" in page
@@ -101,16 +106,7 @@ def test_calls_are_said_to_overflow_only_where_the_lower_class_is_granted(
     house: Any, is_granted: bool, words: str
 ) -> None:
     grant_batch(is_granted)
-    now = timezone.now()
-    for number in range(2):
-        UsageRequest.objects.create(
-            id=f"00000000-0000-7000-8000-{number:012d}",
-            tenant_id=house.tenant.id,
-            priority_class="default",
-            reserved_at=now - timedelta(minutes=1),
-            ended_at=now,
-            state="completed",
-        )
+    came(house, 2, timedelta(minutes=1))
     proposal = drafted(house.alice, default__requests_per_minute="1", default__overflow_to="batch")
     page = house.alice.get(f"/operator/policy/edits/{proposal.id}").content.decode()
     assert words in page
