@@ -8,6 +8,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from gpu_worker.simulated import DEVICES, DeviceProfile
 from scheduler_engine.errors import PolicyError
@@ -118,12 +119,21 @@ def sized(device: DeviceProfile, config: WorkerConfig) -> DeviceProfile:
     return replace(device, shape=shape, num_slots=config.slots or device.num_slots)
 
 
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """JSON leaves open which of two values of one name counts; a policy does not."""
+    names = [name for name, _ in pairs]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"{name} is there twice")
+    return dict(pairs)
+
+
 def starting_policy(path: Path | None, classes: tuple[ClassPolicy, ClassPolicy, ClassPolicy]) -> PolicySnapshot:
     """The file's policy, or the device's defaults at version 0 until one arrives over the Bus. Raises ConfigError."""
     if path is None:
         return PolicySnapshot(version=0, classes=classes)
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_each_once)
         return snapshot_from_dict(document.get("policy", document) if isinstance(document, dict) else document)
     except OSError as error:
         raise ConfigError(f"--policy {path}: {error.strerror}") from error

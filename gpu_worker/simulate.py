@@ -37,8 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"{flag} does nothing {other}")
     device = DEVICES[found.device]
     try:
-        name, story = _story(found, device)
         policy = with_changes(starting_policy(found.policy, device.classes), found.set)
+        name, story = _story(found, device)
         if found.plot is not None:
             prepare(found.plot)
     except (TraceError, PlotError, PolicyError, ConfigError) as error:

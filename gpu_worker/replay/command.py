@@ -91,7 +91,9 @@ def _replay(files: Sequence[LogFile], request_id: str | None, bar: ProgressBar) 
     }
     if request_id is not None:
         explanation = witness.explanation or found.engine.explain(RequestId(request_id))
-        result["explanation"] = None if explanation is None else explained(explanation)
+        if explanation is None:
+            raise LogError(f"{files[0].path} knows no request {request_id!r}, or has it only in files that are gone")
+        result["explanation"] = explained(explanation)
     return result
 
 
@@ -129,11 +131,8 @@ def _told(result: dict[str, Any]) -> str:
         lines.append("the log ends in the middle: its process died, or is still writing")
     if "explanation" in result:
         explanation = result["explanation"]
-        if explanation is None:
-            lines.append("the request is not in the log")
-        else:
-            lines.append(f"{explanation['request_id']} ({explanation['tenant_id']}): {explanation['text']}")
-            lines += [f"  {entry['at_us'] / 1_000:10,.1f} ms  {entry['text']}" for entry in explanation["timeline"]]
+        lines.append(f"{explanation['request_id']} ({explanation['tenant_id']}): {explanation['text']}")
+        lines += [f"  {entry['at_us'] / 1_000:10,.1f} ms  {entry['text']}" for entry in explanation["timeline"]]
     return "\n".join(lines)
 
 

@@ -22,6 +22,7 @@ SUFFIX = ".rlog"
 _FRAME = struct.Struct("<II")
 _MOST_FRAME_BYTES = 1 << 30
 _MINUTE_US = 60_000_000
+LINK_BYTES = 4
 
 
 class LogError(Exception):
@@ -90,7 +91,7 @@ class Drained(msgspec.Struct, array_like=True, tag="drain", frozen=True):
 class Stepped(msgspec.Struct, array_like=True, tag="step", frozen=True):
     """One plan and its result. Rows are named by their index in the plan.
 
-    ``link``: first four bytes of the digest after the step. ``records``: the step's decision records.
+    ``link``: first LINK_BYTES of the digest after the step. ``records``: the step's decision records.
     """
 
     planned_us: int

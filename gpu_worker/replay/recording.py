@@ -18,6 +18,7 @@ from gpu_worker.replay import checkpoint
 from gpu_worker.replay.log_writer import LogWriter
 from gpu_worker.replay.prefix_names import PrefixNames, runs_of
 from gpu_worker.replay.record_log import (
+    LINK_BYTES,
     Boot,
     Cancelled,
     Closed,
@@ -43,7 +44,6 @@ FLUSH_ENTRIES = 1_024
 HOUR_S = 3_600
 FILE_S = 120  # a replay begins where a file does
 _NO_LIMIT = 1 << 50
-LINK_BYTES = 4
 FEW_LIVE = 250  # their state is taken down in less than a step
 MOST_LIVE_AT_CHECKPOINT = 5_000  # more, and the pause for it would be felt: it waits for a calmer moment
 _NOT_WRITTEN = frozenset({"prompt_token_ids", "delivered_token_ids", "stop_token_ids", "sampling", "prefix_keys"})

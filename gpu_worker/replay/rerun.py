@@ -13,6 +13,7 @@ from gpu_worker.replay import checkpoint
 from gpu_worker.replay.checkpoint import CheckpointError
 from gpu_worker.replay.prefix_names import names_of
 from gpu_worker.replay.record_log import (
+    LINK_BYTES,
     Boot,
     Cancelled,
     Closed,
@@ -113,7 +114,12 @@ def replay(files: Sequence[LogFile], listener: Listener | None = None, progress:
             _step(engine, entry, num_steps, listener)
             num_steps += 1
         elif isinstance(entry, Boot | Closed):
+            if isinstance(entry, Boot) and not is_closed:
+                raise LogError(f"{files[0].path} or what follows it begins anew before it was closed")
             is_closed = isinstance(entry, Closed)
+            counted = entry.num_steps if isinstance(entry, Closed) else entry.step
+            if counted != num_steps:
+                raise LogError(f"{files[0].path} and what follows it hold {num_steps} steps, and count {counted}")
             if entry.digest != engine.digest:
                 raise Diverged(Difference(num_steps, "the digest after the last step is another", None, None))
         else:
@@ -192,7 +198,7 @@ def _step(engine: Scheduler, entry: Stepped, step: int, listener: Listener) -> N
     if engine.step_records != entry.records:
         pair = _first_different(entry.records, engine.step_records)
         raise Diverged(Difference(step, "a decision is another", *pair))
-    if not engine.digest.startswith(entry.link.hex()):
+    if bytes.fromhex(engine.digest)[:LINK_BYTES] != entry.link:
         raise Diverged(Difference(step, "decisions are the same, and the plan is another", None, None))
     listener.applied(plan, events, entry, engine)
 

@@ -230,9 +230,17 @@ def test_a_policy_file_may_hold_the_published_document_or_the_bare_policy(tmp_pa
     assert starting_policy(bare, gpu_classes()) == starting_policy(published, gpu_classes()) == policy
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"classes": 3}', "not json"])
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"classes": 3}', "not json", "1" * 5_000])
 def test_a_policy_file_that_cannot_be_is_refused_with_its_name(tmp_path: Path, text: str) -> None:
     path = tmp_path / "policy.json"
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"policy\.json"):
+        starting_policy(path, gpu_classes())
+
+
+def test_a_policy_that_names_a_field_twice_is_refused_with_the_name(tmp_path: Path) -> None:
+    document = json.dumps(snapshot_to_dict(PolicySnapshot(version=8, classes=cpu_classes())))
+    path = tmp_path / "policy.json"
+    path.write_text(document.replace('"floor_percent"', '"floor_percent": 9, "floor_percent"', 1))
+    with pytest.raises(ConfigError, match="floor_percent is there twice"):
         starting_policy(path, gpu_classes())

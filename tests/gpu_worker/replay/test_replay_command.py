@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from gpu_worker.replay.command import main
-from gpu_worker.replay.record_log import Boot, Entry, LogFile, Stepped, Submitted, log_files
+from gpu_worker.replay.record_log import Boot, Closed, Entry, LogFile, Stepped, Submitted, log_files
 from gpu_worker.replay.rerun import entries_of
 from tests.gpu_worker.replay.test_replay import recorded, rewrite
 
@@ -38,8 +38,14 @@ def test_a_request_is_explained_from_the_log(tmp_path: Path, capsys: pytest.Capt
     explanation = json.loads(document)["explanation"]
     assert sum(wait["us"] for wait in explanation["waits"]) == explanation["queue_us"] + explanation["paused_us"]
     assert any("ms  let in" in line for line in told)
-    assert main([str(tmp_path), "--explain=nobody"]) == 0
-    assert "is not in the log" in capsys.readouterr().out
+
+
+def test_a_request_that_the_log_does_not_know_is_not_explained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorded(tmp_path, 1, 100)
+    assert main([str(tmp_path), "--explain=nobody"]) == 2
+    assert "knows no request 'nobody'" in capsys.readouterr().err
 
 
 def test_a_difference_ends_with_1_and_names_step_and_both_records(
@@ -83,8 +89,10 @@ def test_a_log_of_another_engine_is_replayed_with_a_warning(tmp_path: Path, caps
         (Submitted, {"fields": {}}),
         (Submitted, {"num_delivered_tokens": 10**12}),
         (Boot, {"cost": {}}),
+        (Boot, {"step": 7}),
+        (Closed, {"num_steps": 7}),
     ],
-    ids=["records", "fields", "delivered", "cost"],
+    ids=["records", "fields", "delivered", "cost", "begun late", "miscounted"],
 )
 def test_a_log_with_right_checksums_that_no_engine_wrote_ends_with_2_and_a_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: type[Entry], change: dict[str, Any]
@@ -98,6 +106,23 @@ def test_a_log_with_right_checksums_that_no_engine_wrote_ends_with_2_and_a_sente
     told = capsys.readouterr().err.strip().splitlines()
     assert str(path) in told[-1]
     assert not any("Traceback" in line for line in told)
+
+
+def test_a_log_that_begins_anew_in_its_middle_ends_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recorded(tmp_path, 1, 100)
+    entries = list(entries_of(log_files(tmp_path)))
+    entries.insert(20, entries[0])
+    assert main([str(rewrite(tmp_path / "twice.rlog", entries))]) == 2
+    assert "begins anew before it was closed" in capsys.readouterr().err
+
+
+def test_a_step_without_its_link_of_the_digests_ends_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recorded(tmp_path, 1, 100)
+    entries = list(entries_of(log_files(tmp_path)))
+    index = next(i for i, entry in enumerate(entries) if isinstance(entry, Stepped))
+    entries[index] = msgspec.structs.replace(entries[index], link=b"")  # type: ignore[type-var]
+    assert main([str(rewrite(tmp_path / "unlinked.rlog", entries))]) == 1
+    assert "the plan is another" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("flags", [["--draws=3"], ["--seconds=3"], ["--policy=p.json", "--explain=r1"]])
