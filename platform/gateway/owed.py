@@ -64,11 +64,13 @@ class Owed:
         if not due:
             return
         for name, owner in zip(due, await self._ownership.owners(due), strict=True):
-            debt = self._debts[name]
+            debt = self._debts.get(name)
+            if debt is None:
+                continue  # it was asked for once more meanwhile
             if owner is not None and owner.is_open and self._is_mine(name, owner.gateway_id):
                 await self._bus.append_usage(debt.released)
                 log.warning("response %s was let in without our knowing, and is released", name)
-                del self._debts[name]
+                self._debts.pop(name, None)
             elif debt.is_last:
                 del self._debts[name]
             else:

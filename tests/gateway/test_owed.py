@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 import openai
 import pytest
@@ -13,7 +15,7 @@ from gateway.owed import LATE_S, Owed
 from gateway.ownership import Owner
 from wire.bus import BusError
 from wire.messages import Released
-from wire.redis_bus import Unreachable
+from wire.redis_bus import Unreachable, connect_async
 
 HI: list[Any] = [{"role": "user", "content": "Hi"}]
 
@@ -84,6 +86,51 @@ async def test_a_call_that_was_surely_not_sent_owes_nothing(world: Any, monkeypa
     assert len(world.runtime.door.owed) == 0
 
 
+class Deaf:
+    """A way to Redis that carries a client's commands there, and at times no answers back."""
+
+    def __init__(self, url: str) -> None:
+        self._where = urlsplit(url)
+        self.hears_nothing = False
+        self.num_unheard = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection(self._where.hostname, self._where.port)
+        try:
+            while command := await reader.read(65_536):
+                back.write(command)
+                answer = await there.read(65_536)
+                if self.hears_nothing:
+                    self.num_unheard += 1
+                    return
+                writer.write(answer)
+        finally:
+            writer.close()
+            back.close()
+
+
+@pytest.mark.parametrize("unheard", [{"admission"}, {"Submit"}, {"admission", "Submit"}], ids=" and ".join)
+async def test_whatever_redis_did_and_nobody_heard_is_undone_again(world: Any, unheard: set[str]) -> None:
+    """On the wire itself: the command arrives, its connection breaks, and so does that of its second sending."""
+    runtime, deaf = world.runtime, Deaf(world.url)
+    server = await asyncio.start_server(deaf.serve, "127.0.0.1", 0)
+    user = urlsplit(world.url).netloc.rsplit("@", 1)[0]
+    client = connect_async(f"redis://{user}@127.0.0.1:{server.sockets[0].getsockname()[1]}/0")
+    async with server, client:
+        for name, script in (("admission", runtime.admission._script), ("Submit", runtime.bus._append)):
+            if name in unheard:
+                script.registered_client = client
+                await client.script_load(script.script)
+        deaf.hears_nothing = True
+        await refused(world)
+        deaf.hears_nothing = False
+        assert deaf.num_unheard > 0
+        await world.until(lambda: nothing_is_held(world))
+        assert len(released(world)) == 1
+        await world.client().chat.completions.create(model="simulated", messages=HI)
+    await world.until(lambda: nothing_is_held(world))
+
+
 class Books:
     """A Bus and its records, as a test puts them."""
 
@@ -94,10 +141,12 @@ class Books:
         self.is_served = False
         self.released: list[str] = []
         self.now_s = 0.0
+        self.while_asked: Callable[[], None] = lambda: None
         bus: Any = self
         self.owed = Owed(bus, bus, lambda _: self.is_served, lambda: self.now_s)
 
     async def owners(self, response_ids: Sequence[str]) -> list[Owner | None]:
+        self.while_asked()
         return [self.owner for _ in response_ids]
 
     async def append_usage(self, message: Released) -> None:
@@ -146,3 +195,14 @@ async def test_what_is_asked_for_once_more_is_not_released_under_its_feet() -> N
     books.owed.forget("r1")
     await books.look(0.0)
     assert books.released == []
+
+
+async def test_what_is_asked_for_once_more_while_it_is_looked_for_is_left_alone_and_the_others_are_not() -> None:
+    books = Books()
+    books.owner = owner()
+    for name in ("r1", "r2"):
+        books.owed.note(name, "aurora", "not_dispatched")
+    books.while_asked = lambda: books.owed.forget("r1")
+    await books.look(0.0)
+    assert books.released == ["r2"]
+    assert len(books.owed) == 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from redis import exceptions
@@ -17,6 +17,10 @@ from redis.asyncio import Redis
 from redis.asyncio.connection import AbstractConnection
 
 ANSWER_S = 5.0
+
+
+class Unreachable(exceptions.ConnectionError):
+    """The command was surely not carried out: no connection could be opened, or Redis still loads what it held."""
 
 
 class Line:
@@ -28,10 +32,12 @@ class Line:
         self._unsent: list[bytes] = []
         self._has_unsent = asyncio.Event()
         self._waiting: deque[asyncio.Future[Any]] = deque()  # in the order of their commands
-        self._tasks = [asyncio.create_task(self._guarded(work)) for work in (self._send(), self._receive())]
+        self._tasks = [asyncio.create_task(self._guarded(work)) for work in (self._send, self._receive)]
 
     async def ask(self, *command: Any) -> Any:
         """Raises RedisError: that is the answer, or none came."""
+        if self.is_broken:
+            raise exceptions.ConnectionError("the connection broke as soon as it was opened")
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._unsent += self._connection.pack_command(*command)
         self._waiting.append(answer)
@@ -52,22 +58,26 @@ class Line:
     async def _receive(self) -> None:
         while True:
             try:
-                reply = await self._connection.read_response()
+                reply = await self._connection.read_response(disconnect_on_error=False)
             except exceptions.ResponseError as error:
                 reply = error
+            except exceptions.BusyLoadingError as error:
+                reply = Unreachable(str(error))
             answer = self._waiting.popleft()
             if answer.done():
                 continue  # whoever asked has gone
-            if isinstance(reply, exceptions.ResponseError):
+            if isinstance(reply, exceptions.RedisError):
                 answer.set_exception(reply)
             else:
                 answer.set_result(reply)
 
-    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _guarded(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Whatever ends one half ends the other: half a line answers nobody."""
         try:
-            await work
-        except exceptions.RedisError as error:
-            self._break(str(error))
+            await work()
+        except Exception as error:
+            self._break(f"{type(error).__name__}: {error}")
+            await self._connection.disconnect(nowait=True)
 
     def _break(self, why: str) -> None:
         self.is_broken = True
@@ -84,23 +94,23 @@ class Line:
         await self._connection.disconnect(nowait=True)
 
 
-class Unreachable(exceptions.ConnectionError):
-    """No connection could be opened: the command was surely not sent."""
-
-
 class LineRedis(Redis):
     """The library's client with its plain commands and its scripts on one Line; pipelines and subscriptions have
-    connections of the pool. Always: a command whose connection breaks is sent once more, on a new one.
+    connections of the pool. Always: a command whose connection breaks is sent once more, on a new one; once closed,
+    nothing is opened any more.
     """
 
     _line: Line | None = None
     _opening: asyncio.Task[Line] | None = None
+    _is_closed = False
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
-        """Raises RedisError; Unreachable where nothing was sent."""
+        """Raises RedisError; Unreachable where nothing was carried out."""
         line = await self._open()
         try:
             reply = await line.ask(*args)
+        except Unreachable:
+            raise
         except (exceptions.ConnectionError, exceptions.TimeoutError):
             reply = await self._ask_again(*args)
         understand = self.response_callbacks.get(args[0])
@@ -112,17 +122,23 @@ class LineRedis(Redis):
     async def _ask_again(self, *command: Any) -> Any:
         try:
             line = await self._open()
+            return await line.ask(*command)
         except Unreachable as error:
             raise exceptions.ConnectionError(str(error)) from error  # the first may have arrived
-        return await line.ask(*command)
 
     async def _open(self) -> Line:
         """Whoever finds it broken waits for the same new one. Raises Unreachable."""
         if self._line is not None and not self._line.is_broken:
             return self._line
+        if self._is_closed:
+            raise Unreachable("the client was closed")
         if self._opening is None or self._opening.done():
             self._opening = asyncio.create_task(self._opened())
-        return await asyncio.shield(self._opening)
+        opening = self._opening
+        await asyncio.wait([opening])
+        if opening.cancelled():
+            raise Unreachable("the client was closed")
+        return opening.result()
 
     async def _opened(self) -> Line:
         await self._hang_up()
@@ -147,6 +163,7 @@ class LineRedis(Redis):
             await line.close()
 
     async def aclose(self, close_connection_pool: bool | None = None) -> None:
+        self._is_closed = True
         if self._opening is not None:
             self._opening.cancel()
             await asyncio.wait([self._opening])
