@@ -57,6 +57,12 @@ class Product:
         self._thread.start()
         assert self._started.wait(20), "the gateway did not come up"
 
+    def stream(self, answer: bytes, tokens_per_s: int) -> None:
+        """The next request gets this, a token a byte, at about this rate."""
+        tokens_per_step = 4
+        self.worker.script.answer, self.worker.script.tokens_per_step = answer, tokens_per_step
+        self.worker.step_s, self.worker.listen_s = tokens_per_step / tokens_per_s - 0.001, 0.0
+
     def until_policy(self) -> None:
         """The gateway has what was saved last."""
         newest, deadline = PolicyVersion.objects.count(), time.monotonic() + 10
@@ -66,7 +72,7 @@ class Product:
 
     def begin_again(self) -> None:
         """For the next test: a worker as it was at first."""
-        self.worker.script, self.worker.step_s = Script(), 0.0
+        self.worker.script, self.worker.step_s, self.worker.listen_s = Script(), 0.0, 0.001
         self.worker.submits.clear()
         self.worker.cancels.clear()
 

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from django.conf import settings
 from playwright.sync_api import Browser, Page, expect
 
+from gateway.text import byte_text
 from tenants import selectors, services
 from tenants.models import QuotaPolicy, Tenant
 from tenants.roles import Role
 from tests.browser.cable import Cable
 from tests.browser.product import Product, join
+from tests.gateway.conftest import MODEL
 from wire.messages import EngineCounters, Reserved
 from wire.redis_bus import RedisUsageReader
 from wire.redis_keys import Keys
@@ -72,6 +77,20 @@ def owner(page: Page, site: str) -> Page:
     return page
 
 
+@contextmanager
+def quota(product: Product, **changes: Any) -> Iterator[None]:
+    """Another quota of Aurora's for interactive work, in force at the gateway; afterwards the one before."""
+    row = QuotaPolicy.objects.get(tenant__slug="aurora", priority_class="interactive")
+    before = selectors.tenant_class_policy(row)
+    services.save_quota(actor="tests", policy=replace(before, **changes))
+    product.until_policy()
+    try:
+        yield
+    finally:
+        services.save_quota(actor="tests", policy=before)
+        product.until_policy()
+
+
 def answer(page: Page) -> str:
     """What stands in the box, a line for each paragraph."""
     return "\n".join(page.locator("#answer p").all_text_contents())
@@ -123,18 +142,12 @@ def test_what_is_asked_passes_the_same_admission_as_a_call_and_is_told_to_the_bo
 
 
 def test_a_refusal_says_why_and_when_to_come_back(owner: Page, product: Product) -> None:  # P04
-    tenant = Tenant.objects.get(slug="aurora")
-    quota = QuotaPolicy.objects.get(tenant=tenant, priority_class="interactive")
-    before = selectors.tenant_class_policy(quota)
-    services.save_quota(actor="tests", policy=replace(before, requests_per_minute=0))
-    product.until_policy()
-    send(owner)
+    with quota(product, requests_per_minute=0):
+        send(owner)
 
-    expect(owner.get_by_role("alert")).to_contain_text("requests")
-    assert product.worker.submits == []
-    expect(owner.get_by_role("button", name="Send")).to_be_enabled()
-    services.save_quota(actor="tests", policy=before)
-    product.until_policy()
+        expect(owner.get_by_role("alert")).to_contain_text("requests")
+        assert product.worker.submits == []
+        expect(owner.get_by_role("button", name="Send")).to_be_enabled()
 
 
 def test_stop_ends_it_in_the_engine_and_keeps_what_was_said(owner: Page, product: Product) -> None:
@@ -220,8 +233,7 @@ def test_an_answer_becomes_text_and_nothing_else(owner: Page, product: Product) 
 
 
 def test_four_hundred_tokens_a_second_are_drawn_once_a_frame(owner: Page, product: Product) -> None:
-    product.worker.script.answer, product.worker.step_s = b"word\n" * 120, 0.01
-    product.worker.script.tokens_per_step = 4
+    product.stream(b"word\n" * 120, tokens_per_s=400)
     owner.goto("/console/aurora/playground")
     owner.evaluate(
         """() => {
@@ -245,9 +257,9 @@ def test_two_minutes_of_four_hundred_tokens_a_second_leave_the_tab_quick_and_sma
     owner: Page, product: Product, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(product.worker, "max_model_len", 65_536)
+    monkeypatch.setitem(product.runtime.door.texts, MODEL, byte_text(context_length=65_536))
     expected = "".join(f"{number:09}\n" for number in range(4_800))
-    product.worker.script.answer, product.worker.step_s = expected.encode(), 0.01
-    product.worker.script.tokens_per_step = 4
+    product.stream(expected.encode(), tokens_per_s=400)
     owner.goto("/console/aurora/playground")
     owner.evaluate(WATCH)
     devtools = owner.context.new_cdp_session(owner)
@@ -260,8 +272,11 @@ def test_two_minutes_of_four_hundred_tokens_a_second_leave_the_tab_quick_and_sma
 
     before = heap()
     owner.get_by_label("Max tokens").fill("60000")
-    owner.get_by_role("button", name="Send").click()
-    expect(owner.get_by_role("status")).to_have_text("Complete: 48000 tokens.", timeout=300_000)
+    with quota(product, max_tokens_cap=None):
+        owner.get_by_role("button", name="Send").click()
+        expect(owner.get_by_role("status")).not_to_have_text("Waiting for the first token …")
+        expect(owner.get_by_role("alert")).to_be_hidden()
+        expect(owner.get_by_role("status")).to_have_text("Complete: 48000 tokens.", timeout=300_000)
     seen, growth_bytes = owner.evaluate("window.seen"), heap() - before
     assert answer(owner) == expected
     assert growth_bytes < 32 * 1_048_576

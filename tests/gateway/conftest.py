@@ -108,6 +108,7 @@ class FakeWorker:
         self.bus = RedisWorkerBus(url, worker_id, keys=keys)
         self.script = Script()
         self.step_s = 0.0
+        self.listen_s = 0.001  # between steps; with a server it lasts until its next tick, up to 100 ms; 0: no wait
         self.step = 0
         self.submits: list[Submit] = []
         self.cancels: list[tuple[int, Cancel]] = []
@@ -190,7 +191,7 @@ class FakeWorker:
             if self.beating and time.monotonic() >= beat_at:
                 self.bus.publish_load(self.load())
                 beat_at = time.monotonic() + 0.05
-            for message in self.bus.receive(0.001 if self._works else 0.02):
+            for message in self.bus.receive(self.listen_s if self._works else 0.02):
                 self._take(message)
             self._advance()
             if self.step_s:
