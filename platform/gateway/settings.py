@@ -69,6 +69,7 @@ MIDDLEWARE = [
     "gateway.console.middleware.ContentSecurityPolicy",
     "gateway.console.middleware.PlainQuery",
     "gateway.console.middleware.StaticFiles",
+    "gateway.console.middleware.Fragments",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",

@@ -5,25 +5,32 @@ from __future__ import annotations
 import json
 import threading
 from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from django.utils import timezone
 from openai import APIError, OpenAI
 from playwright.sync_api import Page, expect
 
+from billing.models import Rollup
 from gateway.batches import tasks
 from gateway.batches.models import Batch
+from tenants.models import Tenant
 from tenants.roles import Role
 from tests.browser.product import Product, join
 from tests.gateway.conftest import MODEL
 
-DROP = """(form, content) => {
-  const data = new DataTransfer();
-  data.items.add(new File([content], "dropped.jsonl"));
-  for (const kind of ["dragenter", "dragover", "drop"]) {
-    form.dispatchEvent(new DragEvent(kind, { dataTransfer: data, bubbles: true, cancelable: true }));
-  }
-}"""
+
+def drop(page: Page, name: str, path: Path) -> None:
+    """As a hand does it: the browser's own drag, over the middle of the field."""
+    box = page.get_by_label(name).bounding_box()
+    assert box is not None
+    devtools = page.context.new_cdp_session(page)
+    data = {"items": [], "files": [str(path)], "dragOperationsMask": 1}
+    at = {"x": box["x"] + box["width"] / 2, "y": box["y"] + box["height"] / 2}
+    for kind in ("dragEnter", "dragOver", "drop"):
+        devtools.send("Input.dispatchDragEvent", {"type": kind, "data": data, **at})
 
 
 def request_line(custom_id: str) -> str:
@@ -49,12 +56,13 @@ def newest() -> Batch:
     return found
 
 
-def test_a_dropped_file_is_checked_and_its_errors_come_by_line(developer: Page) -> None:
-    content = "\n".join([request_line("a"), "nonsense", request_line("a")])
+def test_a_dropped_file_is_checked_and_its_errors_come_by_line(developer: Page, tmp_path: Path) -> None:
+    path = tmp_path / "dropped.jsonl"
+    path.write_text("\n".join([request_line("a"), "nonsense", request_line("a")]))
     developer.goto("/console/aurora/batches")
     expect(developer.get_by_text("No batch yet")).to_be_visible()
-    developer.locator("#upload").evaluate(DROP, content)
-    expect(developer.locator("#upload-state")).to_contain_text("dropped.jsonl")
+    drop(developer, "Input file", path)
+    expect(developer.get_by_label("Input file")).to_have_value("C:\\fakepath\\dropped.jsonl")
     developer.get_by_role("button", name="Upload and start").click()
 
     expect(developer.get_by_role("heading", name="dropped.jsonl")).to_be_visible()
@@ -63,6 +71,19 @@ def test_a_dropped_file_is_checked_and_its_errors_come_by_line(developer: Page) 
     expect(developer.locator(".state")).to_have_text("failed")
     expect(developer.locator("tbody th")).to_have_text(["2", "3"])
     expect(developer.get_by_role("button", name="Cancel the batch")).to_have_count(0)
+
+
+def test_a_refused_upload_is_told_where_it_was_sent_from(developer: Page, tmp_path: Path, settings: Any) -> None:
+    path = tmp_path / "large.jsonl"
+    path.write_text(request_line("a"))
+    settings.RUBATO_FILE_LIMIT_BYTES = 10
+    developer.goto("/console/aurora/batches")
+    developer.evaluate("window.isSamePage = true")
+    developer.get_by_label("Input file").set_input_files(path)
+    developer.get_by_role("button", name="Upload and start").click()
+    expect(developer.get_by_text("A file may have at most 10 bytes.")).to_be_visible()
+    expect(developer.get_by_role("button", name="Upload and start")).to_be_focused()
+    assert developer.evaluate("window.isSamePage")
 
 
 def test_progress_moves_by_itself_and_the_keyboard_keeps_its_place(developer: Page, tmp_path: Path) -> None:
@@ -113,3 +134,18 @@ def test_a_request_under_way_is_seen_and_stopped(developer: Page, product: Produ
     asking.join(10)
     assert not asking.is_alive()
     assert [cancel.reason for _, cancel in product.worker.cancels] == ["client"]
+
+
+def test_usage_over_time_has_a_scale_and_can_be_read_off(developer: Page) -> None:
+    hour = timezone.now().replace(minute=0, second=0, microsecond=0)
+    sums = {"num_requests": 3, "prompt_tokens": 900, "cached_tokens": 100, "output_tokens": 700, "cost_micros": 5}
+    tenant = Tenant.objects.get(slug="aurora")
+    Rollup.objects.create(tenant=tenant, hour=hour, priority_class="interactive", model=MODEL, key_id=tenant.id, **sums)
+    developer.goto("/console/aurora/usage?span=day")
+    plot = developer.locator("#chart .u-over")
+    box = plot.bounding_box()
+    assert box is not None
+    developer.mouse.move(box["x"] + box["width"] - 8, box["y"] + box["height"] / 2)
+    words = developer.locator("#chart .u-legend")
+    expect(words).to_contain_text("1,600")
+    expect(words).to_contain_text(f"{hour.astimezone(ZoneInfo(tenant.timezone)):%Y-%m-%d %H:%M}")

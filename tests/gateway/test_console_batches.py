@@ -147,11 +147,11 @@ def test_the_list_shows_how_far_each_is_and_asks_again_while_one_goes_on(house: 
     batch_of(house, status="in_progress", in_progress_at=timezone.now(), num_lines=40, num_completed=11, num_failed=1)
     page = text_of(house.client.get(house.at("batches")))
     assert "12 of 40, 1 failed" in page
-    fragment = text_of(house.client.get(house.at("batches"), headers={"X-Fragment": "true"}))
-    assert "data-unfinished" in fragment
+    fragment = text_of(house.client.get(house.at("batches"), headers={"HX-Request": "true"}))
+    assert "hx-trigger" in fragment
     assert "<html" not in fragment
     Batch.objects.update(status="completed", completed_at=timezone.now())
-    assert "data-unfinished" not in text_of(house.client.get(house.at("batches")))
+    assert "hx-trigger" not in text_of(house.client.get(house.at("batches")))
 
 
 def test_errors_are_shown_with_the_number_of_their_line(house: House) -> None:

@@ -91,9 +91,9 @@ def test_without_workers_the_page_says_that_it_cannot_know(transactional_db: Non
 
 def test_nothing_under_way_is_said_and_the_fragment_asks_on(transactional_db: None, board: Board) -> None:
     client = person(services.create_tenant(actor="tests", slug="aurora", name="Aurora"), Role.AUDITOR)
-    fragment = text_of(client.get("/console/aurora/live", headers={"X-Fragment": "true"}))
+    fragment = text_of(client.get("/console/aurora/live", headers={"HX-Request": "true"}))
     assert "Nothing of yours" in fragment
-    assert "data-unfinished" in fragment
+    assert "hx-trigger" in fragment
     assert "<html" not in fragment
 
 

@@ -7,6 +7,7 @@ from urllib.parse import unquote
 from django.core.exceptions import BadRequest
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
+from django.utils.cache import patch_vary_headers
 from whitenoise.middleware import WhiteNoiseMiddleware
 from whitenoise.responders import StaticFile
 
@@ -43,6 +44,19 @@ class PlainQuery(Around):
     def before(self, request: HttpRequest) -> None:
         if "\0" in unquote(request.META.get("QUERY_STRING", "")):
             raise BadRequest("a NUL character in the query")
+
+
+class Fragments(Around):
+    """Always: where a fragment's answer leads elsewhere (a log-in, a new batch), the browser goes there, and no page
+    lands in a corner of another; a cache tells a fragment from its page.
+    """
+
+    def after(self, request: HttpRequest, answer: HttpResponseBase) -> None:
+        patch_vary_headers(answer, ("HX-Request",))
+        if "HX-Request" in request.headers and answer.has_header("Location"):
+            answer.headers["HX-Redirect"] = answer.headers["Location"]
+            del answer.headers["Location"]
+            answer.status_code = 204
 
 
 class ContentSecurityPolicy(Around):

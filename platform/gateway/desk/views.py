@@ -110,7 +110,10 @@ def proposal(request: HttpRequest, proposal_id: uuid.UUID) -> HttpResponse:
 
 @operator
 def preview(request: HttpRequest, proposal_id: uuid.UUID) -> HttpResponse:
-    """GET: how far the replay is (a fragment that asks again while it runs). POST: start it, or stop it."""
+    """GET: how far the replay is (a fragment that asks again while it runs). POST: start it, or stop it.
+
+    Without HX-Request, as after a log-in, the whole page.
+    """
     found = get_object_or_404(PolicyProposal.objects.defer("document"), id=proposal_id)
     previews = Previews()
     if request.method == "POST":
@@ -121,8 +124,8 @@ def preview(request: HttpRequest, proposal_id: uuid.UUID) -> HttpResponse:
                 previews.start(str(found.id), found.document, HOUR_MINUTES)
             case _:
                 previews.start(str(found.id), found.document)
-        if "X-Fragment" not in request.headers:
-            return redirect("desk-proposal", proposal_id=found.id)
+    if "HX-Request" not in request.headers:
+        return redirect("desk-proposal", proposal_id=found.id)
     names = {str(tenant_id): name for tenant_id, name in Tenant.objects.values_list("id", "name")}
     context = {"proposal": found, "preview": previews.find(str(found.id)), "names": names}
     return render(request, "operator/policy/preview.html", context)

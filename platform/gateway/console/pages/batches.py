@@ -97,7 +97,7 @@ class NewBatch(forms.Form):
 
 @page(Capability.USE_PLAYGROUND)
 def batches(request: HttpRequest, me: Member) -> HttpResponse:
-    """The list, newest first, and the form; with X-Fragment the list alone, for as long as one is unfinished."""
+    """The list, newest first, and the form; with HX-Request the list alone, for as long as one is unfinished."""
     form = NewBatch(request.POST or None, request.FILES or None)
     if request.method == "POST" and form.is_valid():
         made = _make(me, form)
@@ -216,7 +216,8 @@ def _rows(found: Any) -> list[Row]:
 
 
 def _fragment(request: HttpRequest) -> str:
-    return "_list" if request.headers.get("X-Fragment") else ""
+    """What asks again is a GET; the form, which htmx sends too, takes its own part of the whole page."""
+    return "_list" if request.method == "GET" and "HX-Request" in request.headers else ""
 
 
 def _storage() -> Storage:

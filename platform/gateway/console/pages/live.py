@@ -64,13 +64,13 @@ class UnderWay:
 @require_safe
 @page(Capability.SEE_USAGE)
 def live(request: HttpRequest, me: Member) -> HttpResponse:
-    """With X-Fragment the table alone, which the page asks for again and again."""
+    """With HX-Request the table alone, which the page asks for again and again."""
     try:
         found = under_way(str(me.tenant.id), async_to_sync(loads)(), _streams(), time.time())
     except BusError:
         found = None
     context = {"me": me, "rows": (found or [])[:SHOWN], "num_all": len(found or []), "is_deaf": found is None}
-    name = "live_list" if request.headers.get("X-Fragment") else "live"
+    name = "live_list" if request.headers.get("HX-Request") else "live"
     return render(request, f"console/{name}.html", context)
 
 

@@ -6,7 +6,7 @@ import csv
 import io
 import uuid
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -51,15 +51,6 @@ class Row:
         return documents.money(self.cost_micros)
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
-    """One bucket as a bar: tokens, and the height of the bar in thousandths of the tallest."""
-
-    starts_at: datetime
-    tokens: int
-    height: int
-
-
 @page(Capability.SEE_USAGE)
 def usage(request: HttpRequest, me: Member) -> HttpResponse:
     """Bars over time, a table by group, the quotas; ``?format=csv`` is the table of every bucket."""
@@ -94,9 +85,10 @@ def usage(request: HttpRequest, me: Member) -> HttpResponse:
         "spans": list(SPANS),
         "by": by,
         "groups": list(GROUPS),
-        "columns": _columns(
-            [(one.starts_at, sum(s.prompt_tokens + s.output_tokens for s in one.sums)) for one in found]
-        ),
+        "columns": [
+            [int(one.starts_at.timestamp()) for one in found],
+            [sum(sums.prompt_tokens + sums.output_tokens for sums in one.sums) for one in found],
+        ],
         "rows": [Row(name, *values) for name, values in sorted(totals.items())],
         "whole": Row("all", *(sum(values[index] for values in totals.values()) for index in range(len(_FIELDS)))),
         "quotas": QuotaPolicy.objects.order_by("priority_class"),
@@ -171,11 +163,6 @@ def _row(names: dict[str, str], column: str, sums: Sums) -> Row:
     value = str(sums.group.get(column) or "")
     nameless = "the console" if column == Group.KEY.value else "unknown"
     return Row(names.get(value, value) or nameless, *(getattr(sums, field) for field in _FIELDS))
-
-
-def _columns(values: list[tuple[datetime, int]]) -> list[Column]:
-    tallest = max((tokens for _, tokens in values), default=0) or 1
-    return [Column(starts_at, tokens, tokens * 1_000 // tallest) for starts_at, tokens in values]
 
 
 def _csv(by: str, rows: list[tuple[str, Row]], with_money: bool) -> HttpResponse:
