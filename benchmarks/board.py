@@ -157,7 +157,7 @@ def frames(seconds: float) -> list[str]:
 async def serve(route: Route) -> None:
     path = route.request.url.removeprefix(ORIGIN)
     if path == "/operator/live":
-        context = {"classes": [each.label for each in PriorityClass], "tenants": {}, "may_drain": False}
+        context = {"classes": [each.label for each in PriorityClass], "tenants": {}, "tables": [], "may_drain": False}
         await route.fulfill(body=render_to_string("operator/live.html", context), content_type="text/html")
     elif path.startswith("/static/"):
         file = STATIC / path.removeprefix("/static/")

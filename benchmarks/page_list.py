@@ -16,6 +16,7 @@ NO_PAGES = {
     "admin:view_on_site": "leads to a model's own address, and no model of ours has one",
     "console-file": "a file",
     "console-statement": "a file",
+    "live-csv": "a file",
     "live-explain": "plain data for the board",
     "mfa_deactivate_totp": "for who has a second factor, as those below",
     "mfa_download_recovery_codes": "a file",

@@ -5,16 +5,20 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import orjson
 from asgiref.sync import sync_to_async
 from django.contrib import messages
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.admin.views.decorators import staff_member_required
 from django.contrib.auth.models import AnonymousUser, User
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import redirect, render
+from django.utils import timezone
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST, require_safe
 
+from gateway.console import board_csv
+from gateway.console.consumers import LiveConsumer
 from gateway.console.switchboard import switchboard
 from gateway.loads import loads
 from scheduler_engine.policy import PriorityClass
@@ -32,13 +36,32 @@ MOST_NAMES = 1_000
 @staff_member_required
 @never_cache
 def live(request: HttpRequest) -> HttpResponse:
-    names = Tenant.objects.order_by("-created_at").values_list("id", "name")[:MOST_NAMES]
     context = {
         "classes": [each.label for each in PriorityClass],
-        "tenants": {str(tenant_id): name for tenant_id, name in names},
+        "tenants": _names(),
+        "tables": list(board_csv.TABLES),
         "may_drain": request.user.has_perm(MAY_DRAIN),
     }
     return render(request, "operator/live.html", context)
+
+
+@require_safe
+@staff_member_required
+@never_cache
+async def as_csv(request: HttpRequest, table: str) -> HttpResponse:
+    """One of the board's tables as it is now, of every worker that was heard in the last two minutes."""
+    if table not in board_csv.TABLES:
+        raise Http404("There is no such table.")
+    _, frame = await LiveConsumer.feed.frame_after(0)
+    text = board_csv.text(orjson.loads(frame), table, await sync_to_async(_names)())
+    name = f"board-{table}-{timezone.now():%Y%m%dT%H%M%SZ}.csv"
+    headers = {"Content-Disposition": f'attachment; filename="{name}"'}
+    return HttpResponse(text, content_type="text/csv; charset=utf-8", headers=headers)
+
+
+def _names() -> dict[str, str]:
+    found = Tenant.objects.order_by("-created_at").values_list("id", "name")[:MOST_NAMES]
+    return {str(tenant_id): name for tenant_id, name in found}
 
 
 @require_safe

@@ -10,6 +10,7 @@ from gateway.console.pages import alerts, batches, entrance, keys, live, money, 
 urlpatterns = [
     path("", views.front, name="front"),
     path("operator/live", live_views.live, name="live"),
+    path("operator/live/<slug:table>.csv", live_views.as_csv, name="live-csv"),
     path("operator/live/explain", live_views.explain, name="live-explain"),
     path("operator/live/drain", live_views.drain, name="live-drain"),
     path("console/", entrance.home, name="console-home"),
