@@ -5,7 +5,8 @@
 The gateway's part: CPU time of decoding seven snapshots a second, reading them twenty times, making and encoding
 frames. The browser's part: the page's own files in Chromium, fed with those frames; the share of frames that came
 late, beside an empty page on the same machine in the same minute. Then the running product: how long after a step the
-page shows it, and how long the playground's first token is behind the API's. Prints JSON; asserts nothing.
+page shows it, how long the playground's first token is behind the API's, and how long after a click on Pause a class
+still lets calls in. Prints JSON; asserts nothing.
 """
 
 from __future__ import annotations

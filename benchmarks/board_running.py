@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, PermissionDeniedError
 from playwright.async_api import Browser, Page, async_playwright
 
 from benchmarks.pictures import Traffic, product, signed_in
@@ -25,6 +25,8 @@ from gpu_worker.replay.rerun import entries_of
 
 NUM_AT_ONCE = 48
 NUM_FIRST_TOKENS = 20
+NUM_PAUSES = 10
+PAUSE_CALL_S = 0.02
 PROMPT = "Why is the sky blue?"
 WATCH_STEPS = """() => {
   window.steps = [];
@@ -51,9 +53,10 @@ async def measured(seconds: float) -> dict[str, Any]:
         async with product(Path(folder)) as demo, async_playwright() as playwright:
             browser = await playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
             first_tokens = await _first_tokens(browser, demo)
+            pauses = await _pauses(browser, demo)
             shown = await _shown_steps(browser, demo, seconds)  # last: its last step is the last of the record
             await browser.close()
-        return {"board_behind_a_step": _behind(shown, Path(folder) / "recorded"), **first_tokens}
+        return {"board_behind_a_step": _behind(shown, Path(folder) / "recorded"), **first_tokens, **pauses}
 
 
 async def _shown_steps(browser: Browser, demo: dict[str, Any], seconds: float) -> list[tuple[float, int]]:
@@ -108,6 +111,49 @@ async def _first_tokens(browser: Browser, demo: dict[str, Any]) -> dict[str, Any
         "first_token_playground_p50_ms": round(statistics.median(page_ms), 1),
         "playground_behind_api_ms": round(statistics.median(page_ms) - statistics.median(api_ms), 1),
     }
+
+
+async def _pauses(browser: Browser, demo: dict[str, Any]) -> dict[str, Any]:
+    """Milliseconds from a click on the desk's Pause until the last call was made that was still let in."""
+    page = await signed_in(browser, demo, width=1280)
+    client = AsyncOpenAI(base_url=demo["base_url"] + "/v1", api_key=demo["keys"]["bulk"], max_retries=0)
+    took_ms = []
+    for _ in range(NUM_PAUSES):
+        await page.goto("/operator/policy/?q=bulk")
+        calling = asyncio.create_task(_call_until_refused(client, demo["model"]))
+        await asyncio.sleep(0.5)
+        clicked_at_s = time.monotonic()
+        await page.get_by_role("button", name="Pause Bulk batch").click()
+        took_ms.append(max(0.0, (await calling - clicked_at_s) * 1_000))
+        await page.get_by_role("button", name="Resume Bulk batch").click()
+        await page.get_by_role("button", name="Pause Bulk batch").wait_for()
+        await asyncio.sleep(1)
+    await client.close()
+    await page.close()
+    return {"pause_in_force_p50_ms": round(statistics.median(took_ms)), "pause_in_force_max_ms": round(max(took_ms))}
+
+
+async def _call_until_refused(client: AsyncOpenAI, model: str) -> float:
+    """A call every few milliseconds; when the last that was let in was made (monotonic seconds)."""
+    made_at_s, pending = 0.0, set()
+    refused_at_s = asyncio.get_running_loop().create_future()
+
+    async def call() -> None:
+        at_s = time.monotonic()
+        try:
+            await client.responses.create(model=model, input="Hi", max_output_tokens=1, service_tier="flex")
+        except PermissionDeniedError:
+            if not refused_at_s.done():
+                refused_at_s.set_result(at_s)
+        else:
+            nonlocal made_at_s
+            made_at_s = max(made_at_s, at_s)
+
+    while not refused_at_s.done():
+        pending.add(asyncio.create_task(call()))
+        await asyncio.sleep(PAUSE_CALL_S)
+    await asyncio.gather(*pending)
+    return made_at_s
 
 
 async def _api_first_token(client: AsyncOpenAI, model: str) -> float:

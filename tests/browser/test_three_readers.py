@@ -8,15 +8,20 @@ import os
 import re
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from openai import OpenAI, PermissionDeniedError
 from playwright.sync_api import Page, expect
 
 from tests.end_to_end.running_up import Up
 
 REPLAY_LIMIT_MS = 120_000
+PAUSE_LIMIT_S = 1.0
 CLOSE_TODAY = """
 import django; django.setup()
 from datetime import timedelta
@@ -77,6 +82,56 @@ def test_an_operator_sees_the_worker_and_saves_a_quota_after_its_preview(page: P
     page.get_by_label("Why", exact=True).fill("they pay more")
     page.get_by_role("button", name="Put it in force").click()
     expect(page.get_by_text(re.compile(r"In force: version \d+"))).to_be_visible()
+
+
+@contextmanager
+def runaway(platform: Up) -> Iterator[list[tuple[float, bool]]]:
+    """Bulk calls in class batch again and again: when each call was made, and whether it was let in."""
+    calls: list[tuple[float, bool]] = []
+    is_over = threading.Event()
+
+    def run() -> None:
+        key, base_url = platform.demo["keys"]["bulk"], f"{platform.demo['base_url']}/v1"
+        with OpenAI(base_url=base_url, api_key=key, max_retries=0) as client:
+            while not is_over.is_set():
+                made_at_s = time.monotonic()
+                try:
+                    client.responses.create(
+                        model=platform.demo["model"], input="Hi", max_output_tokens=1, service_tier="flex"
+                    )
+                    calls.append((made_at_s, True))
+                except PermissionDeniedError:
+                    calls.append((made_at_s, False))
+
+    threads = [threading.Thread(target=run) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield calls
+    finally:
+        is_over.set()
+        for thread in threads:
+            thread.join(60)
+
+
+def test_an_operator_stops_a_runaway_class_within_a_second_and_lets_it_go_on(page: Page, platform: Up) -> None:
+    sign_in(page, platform, "/operator/policy/?q=bulk")
+    with runaway(platform) as calls:
+        platform.wait_for(lambda: len(calls) > 5)
+        clicked_at_s = []
+        for deed in ("Pause", "Resume"):
+            clicked_at_s.append(time.monotonic())
+            page.get_by_role("button", name=f"{deed} Bulk batch").click()
+            expect(page.get_by_text(f"Bulk, batch: {deed.lower()}d.")).to_be_visible()
+            page.wait_for_timeout(PAUSE_LIMIT_S * 1_500)
+            page.goto("/operator/policy/?q=bulk")
+    paused_at_s, resumed_at_s = clicked_at_s
+    before = [is_let_in for at_s, is_let_in in calls if at_s < paused_at_s]
+    during = [is_let_in for at_s, is_let_in in calls if paused_at_s + PAUSE_LIMIT_S <= at_s < resumed_at_s]
+    after = [is_let_in for at_s, is_let_in in calls if at_s >= resumed_at_s + PAUSE_LIMIT_S]
+    assert set(before) == {True}
+    assert set(during) == {False}
+    assert set(after) == {True}
 
 
 def test_a_finance_reader_finds_a_statement_that_equals_the_ledger(
