@@ -29,6 +29,7 @@ from wire.bus import BusError, Fenced, WorkerBus
 
 # Beyond the 15 s that a gateway's heartbeat lives: a Redis that restarts empty must not end everybody's work.
 GATEWAY_GRACE_US = 3_000_000
+BOOKS_INTERVAL_US = 1_000_000  # of an idle worker, which looks up as often: the sender waits meanwhile
 JOIN_LIMIT_S = 10.0
 SHORTEST_WAIT_US = 1_000
 
@@ -51,6 +52,8 @@ class Session:
         self._pulse = Pulse(loop.snapshot(), clock.now_us(), loop.dump)
         self._load_taken_at_us = clock.now_us()
         self._was_idle = False
+        self._has_worked = False  # since the books were checked
+        self._books_due_us = 0
         self._missing_since_us: dict[str, int] = {}
         self._sender = Sender(bus, clock, lambda gateway_id: self.inbox.put(DeafGateway(gateway_id)))
         listener = Listener(bus, clock, self._pulse, self.inbox)
@@ -111,9 +114,11 @@ class Session:
     def _refresh_load(self, turn: Turn) -> None:
         falls_idle = turn.is_idle and not self._was_idle
         self._was_idle = turn.is_idle
-        if falls_idle:
-            self.loop.check_books()
         now_us = self._clock.now_us()
+        self._has_worked |= not turn.is_idle
+        if turn.is_idle and self._has_worked and now_us >= self._books_due_us:
+            self.loop.check_books()
+            self._has_worked, self._books_due_us = False, now_us + BOOKS_INTERVAL_US
         if falls_idle or now_us - self._load_taken_at_us >= LOAD_INTERVAL_US:
             self._pulse.load = self.loop.snapshot()
             self._load_taken_at_us = now_us

@@ -39,6 +39,25 @@ def test_a_step_of_30_seconds_has_its_books_and_plans_dumped_once(
     stage.until(lambda: stage.hub.loads["w1"][1].ready)
 
 
+def test_the_books_of_an_idle_worker_that_has_worked_are_checked_and_not_after_every_answer(
+    stage: Stage, small_worker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An answer at a time makes a worker idle each time, and the check would hold up the sender of each."""
+    an_hour_us = 3_600_000_000
+    checks: list[Any] = []
+    monkeypatch.setattr("gpu_worker.serving.service.BOOKS_INTERVAL_US", an_hour_us)
+    monkeypatch.setattr("gpu_worker.loop.WorkerLoop.check_books", lambda loop: checks.append(loop))
+    for number in range(3):
+        stage.send(small_worker.submit(f"r{number}", max_tokens=2))
+        stage.until_end(f"r{number}")
+        stage.until(lambda: len(checks) > 0)
+    stage.until_load_after(stage.until_load_after(stage.clock.now_us()))
+    assert len(checks) == 1
+    stage.clock.shift_us += an_hour_us
+    stage.beat()
+    stage.until(lambda: len(checks) == 2)
+
+
 def test_a_dump_on_request_comes_at_a_step_boundary(
     stage: Stage, small_worker: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

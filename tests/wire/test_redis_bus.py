@@ -110,9 +110,26 @@ async def test_a_fenced_worker_cannot_take_its_successors_input(redis_world: Any
     successor = redis_world.worker()
     successor.open()
     await gateway.send("w1", make.submit())
+    old.receive(0.0)
     with pytest.raises(Fenced):
         old.receive(0.0)
     assert len(successor.receive(0.0)) == 1
+
+
+async def test_what_was_read_is_taken_out_with_the_next_read_so_that_nobody_waits_for_that(
+    redis_world: Any, make: Any
+) -> None:
+    worker, gateway, keys = redis_world.worker(), redis_world.gateway(), redis_world.keys
+    worker.open()
+    await gateway.open()
+    for number in range(3):
+        await gateway.send("w1", make.submit(f"r{number}"))
+        assert [message.response_id for message in worker.receive(0.0)] == [f"r{number}"]
+        worker.publish(StepOutput({"g1": [make.tokens(f"r{number}", 0, (7,))]}))
+        assert [tokens.response_ids for tokens in await gateway.receive(0.0)] == [(f"r{number}",)]
+        assert redis_world.client.xlen(keys.inbox("w1")) == redis_world.client.xlen(keys.outbox("g1")) == 1
+    assert (worker.receive(0.0), await gateway.receive(0.0)) == ([], [])
+    assert redis_world.client.xlen(keys.inbox("w1")) == redis_world.client.xlen(keys.outbox("g1")) == 0
 
 
 async def test_an_epoch_begins_at_redis_clock_so_that_it_grows_even_when_redis_lost_everything(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -36,6 +37,7 @@ class RedisGatewayBus:
         self._append_usage = self._client.register_script(script("settle", "append_usage"))
         self._fence = self._client.register_script(script("fence"))
         self._last_outbox_id: str | bytes = "0"
+        self._delivered: list[bytes] = []  # entries, taken out as the next are read: nobody's tokens wait for that
         self._loads: dict[bytes, LoadSnapshot] = {}  # as they were read last: the same bytes are the same object
 
     async def open(self) -> None:
@@ -59,16 +61,18 @@ class RedisGatewayBus:
 
     async def receive(self, timeout_s: float) -> Sequence[ToGateway | BadEntry]:
         outbox = self._keys.outbox(self.gateway_id)
+        reading = self._reads.xread(
+            {outbox: self._last_outbox_id}, count=MAX_ENTRIES_PER_READ, block=block_ms(timeout_s)
+        )
         with bus_errors():
-            reply = await self._reads.xread(
-                {outbox: self._last_outbox_id}, count=MAX_ENTRIES_PER_READ, block=block_ms(timeout_s)
-            )
-            found = entries_of(reply)
-            if not found:
-                return []
-            ids = [entry_id for entry_id, _ in found]
-            await self._client.xdel(outbox, *ids)
-        self._last_outbox_id = ids[-1]
+            if self._delivered:
+                _, reply = await asyncio.gather(self._reads.xdel(outbox, *self._delivered), reading)
+            else:
+                reply = await reading
+        found = entries_of(reply)
+        self._delivered = [entry_id for entry_id, _ in found]
+        if found:
+            self._last_outbox_id = self._delivered[-1]
         return decoded(found)
 
     async def loads(self) -> Sequence[LoadSnapshot]:

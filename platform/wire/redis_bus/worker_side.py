@@ -38,6 +38,7 @@ class RedisWorkerBus:
         self._publish = self._client.register_script(script("settle", "publish"))
         self._epoch = 0
         self._last_inbox_id: str | bytes = "0"
+        self._delivered: list[bytes] = []  # entries, taken out before the next are read: no request waits for that
         self._policy = PolicyPoll(self._client, self._keys)
         self._sequence = 0
         self._unconfirmed: StepOutput | None = None
@@ -47,7 +48,7 @@ class RedisWorkerBus:
         names = (keys.epoch(worker_id), keys.inbox(worker_id), keys.sent(worker_id), keys.workers)
         with bus_errors():
             self._epoch = int(cast(bytes, self._open(keys=names, args=[worker_id])))
-        self._last_inbox_id = "0"
+        self._last_inbox_id, self._delivered = "0", []
         self._policy = PolicyPoll(self._client, self._keys)
         self._sequence, self._unconfirmed = 0, None
         return self._epoch
@@ -60,11 +61,14 @@ class RedisWorkerBus:
 
     def _read_inbox(self, block: int | None) -> list[ToWorker | BadEntry]:
         inbox = self._keys.inbox(self.worker_id)
+        if self._delivered:
+            keys = (self._keys.epoch(self.worker_id), inbox)
+            self._check(self._take(keys=keys, args=[self._epoch, *self._delivered]))
+            self._delivered = []
         found = entries_of(self._client.xread({inbox: self._last_inbox_id}, count=MAX_ENTRIES_PER_READ, block=block))
         if found:
-            ids = [entry_id for entry_id, _ in found]
-            self._check(self._take(keys=(self._keys.epoch(self.worker_id), inbox), args=[self._epoch, *ids]))
-            self._last_inbox_id = ids[-1]
+            self._delivered = [entry_id for entry_id, _ in found]
+            self._last_inbox_id = self._delivered[-1]
         return decoded(found)
 
     def publish(self, output: StepOutput) -> None:
