@@ -6,6 +6,7 @@ Knows one ask at a time; refuses to know limits in use, workers and the Bus.
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import assert_never
 
@@ -16,7 +17,8 @@ from scheduler_engine.policy import PriorityClass, TenantClassPolicy
 from wire.grammars import fault_of, is_supported
 from wire.messages import Grammar, SamplingParameters
 
-ENCODE_INLINE_CHARACTERS = 16_384  # a longer prompt is encoded in a thread: it would hold up everybody's tokens
+ENCODE_INLINE_CHARACTERS = 2_048  # a longer prompt is encoded in a thread: it would hold up everybody's tokens
+ENCODERS = ThreadPoolExecutor(2, thread_name_prefix="encode")  # many long prompts at once wait for each other
 TIERS = {
     "priority": PriorityClass.INTERACTIVE,
     "fast": PriorityClass.INTERACTIVE,
@@ -99,7 +101,7 @@ async def encode_prompt(text: Text, ask: Ask, context_length: int) -> tuple[int,
         if least >= context_length:
             prompt: tuple[int, ...] | None = None
         elif num_characters > ENCODE_INLINE_CHARACTERS:
-            prompt = await asyncio.to_thread(_token_ids, text, ask.prompt)
+            prompt = await asyncio.get_running_loop().run_in_executor(ENCODERS, _token_ids, text, ask.prompt)
         else:
             prompt = _token_ids(text, ask.prompt)
     except TextError as error:

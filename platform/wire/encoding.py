@@ -70,7 +70,7 @@ class TextEncoder:
         how long an encoding takes tells whether the text was known.
         """
         for text in texts:
-            self._learnt[text] = tuple(self._later.encode(text, add_special_tokens=False).ids)
+            self._learnt[text] = tuple(_ids(self._later, text))
 
     def encode(self, segments: Segments) -> list[int]:
         """Token ids of (trusted, text) pieces in order, without any token that no piece has written.
@@ -96,11 +96,17 @@ class TextEncoder:
         if not text:
             return
         if not token_ids:
-            token_ids += self.tokenizer.encode(text, add_special_tokens=False).ids
+            token_ids += _ids(self.tokenizer, text)
         elif text in self._learnt:
             token_ids += self._learnt[text]
         else:
-            token_ids += self._later.encode(text, add_special_tokens=False).ids
+            token_ids += _ids(self._later, text)
+
+
+def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    """As a batch of one: the library's ``encode`` holds the interpreter while it works, and other threads stand still."""
+    ids: list[int] = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+    return ids
 
 
 def _pattern(name: str, added: Any) -> str:

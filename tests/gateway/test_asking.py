@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import uuid
 
 import pytest
@@ -84,3 +86,13 @@ async def test_a_prompt_leaves_room_for_one_token_at_least() -> None:
 async def test_a_long_prompt_is_encoded_aside_to_the_same_tokens() -> None:
     text, messages = byte_text(), (Message("user", "x" * 20_000),)
     assert await encode_prompt(text, ask(prompt=Chat(messages)), 30_000) == text.chat_prompt(messages)
+
+
+async def test_a_chat_of_some_hundred_words_is_encoded_while_the_loop_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    text, loop_went_on = byte_text(), threading.Event()
+    monkeypatch.setattr(text, "chat_prompt", lambda _: (1,) if loop_went_on.wait(5) else ())
+    prompt = Chat((Message("user", "a word or two " * 200),))
+    encoding = asyncio.create_task(encode_prompt(text, ask(prompt=prompt), 32_768))
+    await asyncio.sleep(0)
+    loop_went_on.set()
+    assert await encoding == (1,)

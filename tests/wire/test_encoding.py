@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 import unicodedata
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +125,20 @@ def reference_of_text(kind: Kind, text: str) -> list[int]:
 @given(parts=st.lists(st.tuples(st.booleans(), st.sampled_from([" a", "b ", "\n", "12", "don't", ""])), max_size=6))
 def test_borders_between_pieces_change_nothing(encoder: TextEncoder, parts: list[tuple[bool, str]]) -> None:
     assert encoder.encode(parts) == encoder.encode([(False, "".join(text for _, text in parts))])
+
+
+def test_while_a_long_text_is_encoded_other_threads_run(tmp_path: Path) -> None:
+    encoder = TextEncoder.of_model(save_folder(qwen2(), tmp_path))
+    text = "".join(f"Why is {number} so blue? " for number in range(60_000))
+    with ThreadPoolExecutor(1) as pool:
+        began_s = last_s = time.monotonic()
+        longest_s = 0.0
+        encoding = pool.submit(encoder.encode, [(False, text)])
+        while not encoding.done():
+            time.sleep(0.001)
+            now_s = time.monotonic()
+            longest_s, last_s = max(longest_s, now_s - last_s), now_s
+    assert longest_s < (last_s - began_s) / 2
 
 
 def test_the_bytes_of_each_token_are_what_the_library_decodes(kind: Kind, words: Vocabulary, path: Path) -> None:
