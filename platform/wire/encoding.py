@@ -104,7 +104,7 @@ class TextEncoder:
 
 
 def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    """As a batch of one: the library's ``encode`` holds the interpreter while it works, and other threads stand still."""
+    """As a batch of one: the library's ``encode`` holds the interpreter while it works, and no other thread runs."""
     ids: list[int] = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
     return ids
 
