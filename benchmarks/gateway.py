@@ -2,7 +2,8 @@
 
 The device costs nothing (``--executor simulated --device-profile instant``), so all that is measured is admission,
 dispatch, the way through Redis and back, and settlement (P81). How soon a slot is free again, and an answer read on, is
-asked of a device that takes its time. ``--rival litellm`` sends the same requests to LiteLLM's proxy in the same run.
+asked of a device that takes its time; of a slow one, how soon what a killed gateway held is free, and a platform
+stopped. ``--rival litellm`` sends the same requests to LiteLLM's proxy in the same run.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import psutil
 import psycopg
 from redis.asyncio import Redis
 
-from benchmarks import gateway_resume, gateway_rival
+from benchmarks import gateway_ending, gateway_resume, gateway_rival
 from benchmarks.chats import Caller, Kind, ServerRefused, caller, closed_loop, open_loop
 from benchmarks.figures import machine, quantiles_ms, report, say
 from benchmarks.serving import Target, of_demo_file, own_platform
@@ -229,6 +230,8 @@ def run(found: argparse.Namespace) -> dict[str, Any]:
     with open_target(found.demo_file, "toy") as target:
         result["slot_free_after"] = asyncio.run(measure_leaving(target, times=found.times))
         result["read_on_after"] = asyncio.run(gateway_resume.measure(target, times=found.times))
+    if found.demo_file is None:
+        result["ending"] = gateway_ending.measure(lambda own: Family(own.port).parts["gateway"])
     if found.rival is not None:
         result["rival"] = _rival(found)
         result["times_the_rival"] = {name: _times(result, result["rival"], name) for name in COMPARED}

@@ -27,7 +27,7 @@ from gpu_worker.serving.outage import Outage, say
 from gpu_worker.serving.sender import Sender
 from wire.bus import BusError, Fenced, WorkerBus
 
-# Beyond the 15 s that a gateway's heartbeat lives: a Redis that restarts empty must not end everybody's work.
+# Beyond the 9 s that a gateway's heartbeat lives: a Redis that restarts empty must not end everybody's work.
 GATEWAY_GRACE_US = 3_000_000
 BOOKS_INTERVAL_US = 1_000_000  # of an idle worker, which looks up as often: the sender waits meanwhile
 JOIN_LIMIT_S = 10.0

@@ -15,7 +15,7 @@ from wire.bus import BadEntry, BusFull, Fenced, FinishedOutput, StepOutput, Usag
 from wire.messages import LoadSnapshot, PolicyChanged, ToGateway, ToLedger, ToWorker
 
 LOAD_LIFETIME_US = 2_000_000
-GATEWAY_LIFETIME_US = 15_000_000
+GATEWAY_LIFETIME_US = 9_000_000
 OUTPUT_LIFETIME_US = 600_000_000
 
 

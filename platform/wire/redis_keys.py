@@ -10,7 +10,7 @@ Every name stands behind a prefix, ``rubato:`` unless a test says otherwise.
 ``worker:{id}:sent``    string   number of this epoch's last committed publish: a repeated one is not seen twice
 ``worker:{id}:counted`` hash     ``{epoch}:prompt``, ``{epoch}:output``: tokens of all committed Usage; those of
                                  responses that had ended before as ``{epoch}:rework_prompt``, ``…:rework_output``
-``gateway:{id}:alive``  string   TTL 15 s, set by ``heartbeat`` (call it every 2 s): EXISTS = alive
+``gateway:{id}:alive``  string   TTL 9 s, set by ``heartbeat`` (call it every 2 s): EXISTS = alive
 ``gateway:{id}:outbox`` stream   worker -> gateway, one entry = all of one step for that gateway; TTL 10 min
 ``usage``               stream   durable: Reserved (admit script), Usage (publish), Released; consumer group ``settler``
 ``response:{id}``       hash     the record of one response, below
@@ -72,7 +72,7 @@ from dataclasses import dataclass
 USAGE_GROUP = "settler"
 ENTRY_FIELD = b"m"
 LOAD_LIFETIME_MS = 2_000
-GATEWAY_LIFETIME_MS = 15_000
+GATEWAY_LIFETIME_MS = 9_000  # with a worker's looks and its grace: what a killed gateway held is free after 15 s
 DONE_LIFETIME_S = 600
 BOOKS_LIFETIME_S = 600
 OUTBOX_LIFETIME_S = 600

@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-import hiredis
-
 AT_ONCE_S = 2.0  # far below the time after which a silent connection is given up
 Command = list[bytes]
 Behave = Callable[[int, "Session", Command], Awaitable[None]]
@@ -27,13 +25,15 @@ class Session:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
-        self._protocol = hiredis.Reader()
 
     async def commands(self) -> AsyncIterator[Command]:
-        while block := await self._reader.read(65_536):
-            self._protocol.feed(block)
-            while (command := self._protocol.gets()) is not False:
-                yield command
+        """Each a list of texts behind their lengths."""
+        while head := await self._reader.readline():
+            yield [await self._text() for _ in range(int(head[1:]))]
+
+    async def _text(self) -> bytes:
+        length = int((await self._reader.readline())[1:])
+        return (await self._reader.readexactly(length + 2))[:-2]
 
     async def say(self, text: bytes) -> None:
         self._writer.write(text)

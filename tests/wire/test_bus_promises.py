@@ -193,12 +193,12 @@ async def test_a_worker_that_says_nothing_for_two_seconds_is_not_listed(world: A
     assert list(await gateway.loads()) == []
 
 
-async def test_a_gateway_without_heartbeat_for_15_seconds_is_lost(world: Any) -> None:
+async def test_a_gateway_without_heartbeat_for_nine_seconds_is_lost(world: Any) -> None:
     worker, gateway, other = world.worker(), world.gateway("g1"), world.gateway("g2")
     await gateway.open()
     await other.open()
-    world.let_pass(10)
+    world.let_pass(6)
     await other.heartbeat()
     assert worker.live_gateways() == {"g1", "g2"}
-    world.let_pass(10)
+    world.let_pass(6)
     assert worker.live_gateways() == {"g2"}
