@@ -152,3 +152,21 @@ async def test_what_another_gateway_reads_is_cancelled_in_its_worker(world: Any)
     finally:
         await other.stop()
     assert [cancel.reason for _, cancel in world.worker.cancels] == ["client"]
+
+
+def test_the_first_page_names_the_model_that_is_served_and_asks_for_no_class(transactional_db: None) -> None:
+    """A class that the tenant is not granted would make of its first call a refusal."""
+
+    async def one_worker() -> Sequence[Any]:
+        return [SimpleNamespace(model=MODEL)]
+
+    client = person(services.create_tenant(actor="tests", slug="aurora", name="Aurora"), Role.DEVELOPER)
+    loads.read_from(one_worker)
+    try:
+        page = text_of(client.get("/console/aurora/"))
+    finally:
+        loads.read_from(None)
+    for call in (f'"model": "{MODEL}"', f'model="{MODEL}"', f'model: "{MODEL}"'):
+        assert call in page
+    assert "service_tier" not in page
+    assert '"MODEL"' in text_of(client.get("/console/aurora/"))

@@ -13,10 +13,10 @@ from wire.bus import BusError
 @require_safe
 async def front(request: HttpRequest) -> HttpResponse:
     """A first call that can be copied: the reader's own base URL, and the model that is being served just now."""
-    return render(request, "front.html", {"base_url": request.build_absolute_uri("/v1"), "model": await _model()})
+    return render(request, "front.html", {"base_url": request.build_absolute_uri("/v1"), "model": await served_model()})
 
 
-async def _model() -> str:
+async def served_model() -> str:
     """Empty while no worker can be seen."""
     try:
         return next((load.model for load in await loads()), "")

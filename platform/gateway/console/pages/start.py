@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from asgiref.sync import async_to_sync
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 
 from gateway.console.pages.membership import Member, page
+from gateway.console.views import served_model
 from tenants.models import ApiKey, QuotaPolicy
 from tenants.roles import Capability
 
 
 @page(Capability.SEE_USAGE)
 def start(request: HttpRequest, me: Member) -> HttpResponse:
-    """The reader's own base URL and key name in curl, Python and JavaScript."""
+    """The reader's own base URL and key name, and the model that is served now, in curl, Python and JavaScript."""
     newest = ApiKey.objects.filter(revoked_at=None, role="").order_by("-created_at").first()
     context = {
         "me": me,
         "base_url": request.build_absolute_uri("/v1"),
         "key": newest,
+        "model": async_to_sync(served_model)() or "MODEL",
         "quotas": QuotaPolicy.objects.order_by("priority_class"),
     }
     return render(request, "console/start.html", context)
