@@ -18,7 +18,7 @@ _GAP_PERCENT = 99  # of the promised gap is planned for: a prediction may err a 
 _CHEAP_PERCENT = 4  # throughput of lower classes that steps shorter than the policy's cap may cost
 _DEAR_PERCENT = 20  # and that a cap may cost at all: beyond, steps are longer than it (a device slower than its policy)
 _CONSIDERATE_PERCENT = 10  # and that a tenant with a class nearly to itself gives up for those who come seldom
-_FLOOR_SHARE_DIVISOR = 4  # a class in debt gets up to a quarter of the step
+_LEAST_DEBT_PERCENT = 25  # of the step that a class in debt gets, and twice its floor where that is more
 
 
 class HoldAllowance:
@@ -135,7 +135,7 @@ class StepBudget:
         limit_ns = min([self._first_token_limit_ns, *self._limits_ns[:rank]])
         room_ns = limit_ns - self.spent_ns
         if self._debts[rank]:
-            room_ns = max(room_ns, self.tightest_ns // _FLOOR_SHARE_DIVISOR)
+            room_ns = max(room_ns, self._debt_ns(rank))
         return room_ns
 
     def chunk(self, rank: int, *, start: int, rest: int, is_considerate: bool = False) -> int:
@@ -143,7 +143,10 @@ class StepBudget:
         promises a first token, a class in debt and a step that is empty so far get at least ``chunk_min``, once.
         """
         policy = self._state.classes[rank]
-        most = min(rest, policy.chunk_max, policy.token_budget_max - self.num_tokens)
+        tokens = policy.token_budget_max - self.num_tokens
+        if self._debts[rank] and not self._has_prefill[rank]:
+            tokens = max(tokens, policy.chunk_min)
+        most = min(rest, policy.chunk_max, tokens)
         if most <= 0:
             return 0
         limit_ns = self._prefill_limit_ns(rank)
@@ -178,8 +181,13 @@ class StepBudget:
             if not self.first_token_hold_allowed or self._state.classes[rank].ttft_target_ms is None:
                 reserved_ns += self._cost.decode_ns(len(running.decoding[lower]), running.decode_tokens[lower])
             elif self._debts[lower]:
-                reserved_ns += self.tightest_ns // _FLOOR_SHARE_DIVISOR
+                reserved_ns += self._debt_ns(lower)
         return reserved_ns
+
+    def _debt_ns(self, rank: int) -> int:
+        """What a class in debt gets of the step, whatever the promises of those above it."""
+        percent = min(100, max(_LEAST_DEBT_PERCENT, 2 * self._state.classes[rank].floor_percent))
+        return self.tightest_ns * percent // 100
 
     def grant_prefill(self, rank: int, *, start: int, count: int) -> None:
         self.spent_ns += self._cost.prefill_ns(start, count)

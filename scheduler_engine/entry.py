@@ -1,4 +1,4 @@
-"""Entry headroom: the last slots and blocks of a class are for tenants that have less than an equal share of it.
+"""Entry headroom: the last slots and blocks of a class are for tenants that have less than their share of it.
 
 Knows slots by tenant; refuses to know who waits. Without it a tenant that comes quietly finds every slot taken by one
 that came with a flood, and waits for an end. A class without a target for its first token keeps nothing free, nor one
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from scheduler_engine.fairness import Account
 from scheduler_engine.live import LiveRequest, State
 
 if TYPE_CHECKING:
@@ -37,8 +38,10 @@ class TenantMix:
 
 
 def is_loud(state: EngineState, live: LiveRequest) -> bool:
-    """True when its tenant has more than its equal share of those who run in a class that others use too."""
-    return _is_shared(state, live) and _times_tenants(state, live) > state.running.num_in_slots(live.rank)
+    """True when its tenant has more than its share of those who run in a class that others use too."""
+    if not _is_shared(state, live):
+        return False
+    return _if_all_had(state, live.account, live.account.num_started) > state.running.num_in_slots(live.rank)
 
 
 def dominates(state: EngineState, live: LiveRequest) -> bool:
@@ -48,7 +51,7 @@ def dominates(state: EngineState, live: LiveRequest) -> bool:
 
 
 def is_kept_out(state: EngineState, live: LiveRequest, peak_blocks: int) -> bool:
-    """True when a newcomer would take what is kept for others: its tenant has its equal share, and only the last slots
+    """True when a newcomer would take what is kept for others: its tenant has its share, and only the last slots
     or blocks are left. What lower classes hold counts as left. ``peak_blocks``: the highest point ahead with the
     newcomer in it.
     """
@@ -57,10 +60,14 @@ def is_kept_out(state: EngineState, live: LiveRequest, peak_blocks: int) -> bool
         return False
     slot_cap = state.slot_cap(rank)
     used = sum(state.running.num_in_slots(higher) for higher in range(rank + 1))
-    if used + 1 > slot_cap - _kept(slot_cap) and _times_tenants(state, live) >= slot_cap:
+    account = live.account
+    if used + 1 > slot_cap - _kept(slot_cap) and _if_all_had(state, account, account.num_started) >= slot_cap:
         return True
-    is_full = peak_blocks > state.memory_cap(live) - state.config.num_blocks // _DIVISOR
-    return is_full and _times_tenants(state, live) >= max(1, state.running.num_in_slots(rank))
+    if peak_blocks <= state.memory_cap(live) - state.config.num_blocks // _DIVISOR:
+        return False
+    held = [(other.account is account, len(other.block_table)) for other in state.running.on_device(rank)]
+    own_blocks = sum(num_blocks for is_own, num_blocks in held if is_own)
+    return _if_all_had(state, account, own_blocks) >= max(1, sum(num_blocks for _, num_blocks in held))
 
 
 def _kept(slot_cap: int) -> int:
@@ -72,6 +79,9 @@ def _is_shared(state: EngineState, live: LiveRequest) -> bool:
     return state.classes[live.rank].ttft_target_ms is not None and state.mixes[live.rank].is_mixed(state.now_us)
 
 
-def _times_tenants(state: EngineState, live: LiveRequest) -> int:
-    """How many would run if every tenant had as many as this one; a tenant is expected beside one that is alone."""
-    return live.account.num_started * max(2, state.accountant.num_active(live.rank))
+def _if_all_had(state: EngineState, account: Account, number: int) -> int:
+    """How many it would be if every tenant had as many as this one, by weight; one like it is expected beside one that
+    is alone.
+    """
+    weight = account.weight
+    return number * max(2 * weight, state.accountant.active_weight(account.priority_class)) // weight

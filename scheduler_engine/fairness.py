@@ -5,8 +5,7 @@ Knows accounts, one per (class, tenant); refuses to know requests.
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from scheduler_engine.errors import BrokenBooks
 from scheduler_engine.metering import UNIT_BITS, UNITS_PER_US, Meter, Tab
@@ -44,7 +43,6 @@ class Account(Tab):
         "concurrency",
         "elsewhere_us",
         "hard_deadline_us",
-        "is_listed",
         "num_live",
         "num_started",
         "order",
@@ -75,8 +73,7 @@ class Account(Tab):
         self.hard_deadline_us: int | None = None
         self.service_base = 0  # ``service`` when ``charged`` stood at ``units_base``
         self.units_base = 0
-        self.elsewhere_us = 0  # device time on other workers, as last told
-        self.is_listed = False  # stands in the heap of active accounts
+        self.elsewhere_us: int | None = None  # device time on other workers, as last told
         self.num_live = 0  # waiting, running or suspended
         self.num_started = 0  # running or suspended
 
@@ -93,11 +90,12 @@ class Account(Tab):
         self.units_base = self.charged
 
     def set_elsewhere(self, gpu_us: int) -> None:
-        """Device time the tenant has had in the class on other workers, in all: it orders (v_local + G) and is charged
-        there. Less than last told is a peer that began anew, and changes nothing.
+        """Device time the tenant has had in the class on other workers, in all: what comes to it orders (v_local + G)
+        and is charged there. What was had before the first telling is past; so is what a peer that begins anew forgot.
         """
-        more_us = max(0, gpu_us - self.elsewhere_us)
-        self.lift(self.service + more_us * SERVICE_UNITS_PER_US // self.weight)
+        if self.elsewhere_us is not None:
+            more_us = max(0, gpu_us - self.elsewhere_us)
+            self.lift(self.service + more_us * SERVICE_UNITS_PER_US // self.weight)
         self.elsewhere_us = gpu_us
 
     @property
@@ -107,7 +105,7 @@ class Account(Tab):
 
 
 class FairnessAccountant:
-    """Always: the tabs of all accounts sum to ``busy_us``, exactly; an idle tenant banks no credit."""
+    """Always: the tabs of all accounts sum to ``busy_us``, exactly; who wants nothing banks no credit."""
 
     def __init__(self, meters: Sequence[Meter]) -> None:
         """``meters``: of the decodes of each class."""
@@ -117,10 +115,8 @@ class FairnessAccountant:
         self._served_units = [0 for _ in PriorityClass]
         self._unreported_units = 0
         self._accounts: dict[tuple[PriorityClass, str], Account] = {}
-        self._active: tuple[list[tuple[int, int, Account]], ...] = tuple([] for _ in PriorityClass)
         self._weights = [0 for _ in PriorityClass]
-        self._num_active = [0 for _ in PriorityClass]
-        self._idle_levels = [0 for _ in PriorityClass]  # the most service of a tenant that has fallen idle
+        self._levels = [0 for _ in PriorityClass]  # the most service of a tenant that has fallen idle
         self._totals: dict[str, TenantTotal] = {}
         self._total_weight = 0  # of tenants with live requests
         self._turned_us = 0
@@ -159,17 +155,13 @@ class FairnessAccountant:
         if total.num_live:
             self._total_weight += heaviest - total.weight
         total.weight = heaviest
-        account.concurrency = None if cell is None else cell.concurrency
+        account.concurrency = None if cell is None else cell.concurrency if cell.allowed else 0
         deadline_ms = None if cell is None else cell.hard_deadline_ms
         account.hard_deadline_us = None if deadline_ms is None else deadline_ms * 1_000
 
     def active_weight(self, rank: int) -> int:
         """Sum of the weights of tenants with live requests in the class."""
         return self._weights[rank]
-
-    def num_active(self, rank: int) -> int:
-        """Tenants with live requests in the class."""
-        return self._num_active[rank]
 
     def is_over(self, account: Account, now_us: int) -> bool:
         """True when the tenant had more than its share, by weight, of the last five to ten seconds over all classes.
@@ -189,19 +181,9 @@ class FairnessAccountant:
             total.charged_before_us, total.charged_halfway_us = total.charged_halfway_us, total.charged_us
 
     def enter(self, account: Account) -> None:
-        """One more live request. From idle, service is lifted to just under the least of those active: no credit for
-        sleeping, and no place behind them either. Where nobody is active, to the most that anybody had when the class
-        fell idle: what was had while nobody else wanted it is not held against those who had it.
-        """
+        """One more live request."""
         if account.num_live == 0:
-            heap = self._active[account.priority_class]
-            least = self._least_service(heap)
-            account.lift(self._idle_levels[account.priority_class] if least is None else least - 1)
-            if not account.is_listed:
-                account.is_listed = True
-                heapq.heappush(heap, (account.service, account.order, account))
             self._weights[account.priority_class] += account.weight
-            self._num_active[account.priority_class] += 1
         if account.total.num_live == 0:
             self._total_weight += account.total.weight
         account.num_live += 1
@@ -213,27 +195,24 @@ class FairnessAccountant:
         account.total.num_live -= 1
         if account.num_live == 0:
             self._weights[account.priority_class] -= account.weight
-            self._num_active[account.priority_class] -= 1
-            level = self._idle_levels[account.priority_class]
-            self._idle_levels[account.priority_class] = max(level, account.service)
+            self._levels[account.priority_class] = max(self._levels[account.priority_class], account.service)
         if account.total.num_live == 0:
             self._total_weight -= account.total.weight
 
-    @staticmethod
-    def _least_service(heap: list[tuple[int, int, Account]]) -> int | None:
-        """Top of a lazy heap: service only grows, so a stale top sinks and an idle one is dropped. O(log tenants)
-        amortised.
+    def begin_to_wait(self, account: Account, least: Account | None, on_device: Iterable[Account]) -> None:
+        """The tenant wants more than it has, after a time in which it did not. No credit for that time, and no place
+        behind the others either: its service is lifted to just under ``least``, the least served who waits already.
+
+        Where nobody waits, to the most that anybody had who is ``on_device`` or has fallen idle: what was had while
+        nobody else wanted it is not held against those who had it.
         """
-        while heap:
-            service, order, account = heap[0]
-            if account.num_live == 0:
-                heapq.heappop(heap)
-                account.is_listed = False
-            elif account.service != service:
-                heapq.heapreplace(heap, (account.service, order, account))
-            else:
-                return service
-        return None
+        if least is not None:
+            account.lift(least.service - 1)
+            return
+        rank = account.priority_class
+        if self.ceilings[rank] > account.service:
+            self.ceilings[rank] = max((other.service for other in dict.fromkeys(on_device)), default=0)
+        account.lift(max(self._levels[rank], self.ceilings[rank]))
 
     def serve(self, rank: int, units: int) -> int:
         """A class has had these units; in whole microseconds, of which the sum over time is rounded only once."""
@@ -272,9 +251,6 @@ class FairnessAccountant:
             expected = sum(a.weight for a in self._accounts.values() if a.num_live and a.priority_class == rank)
             if weight != expected:
                 raise BrokenBooks(f"active weight of class {rank} is {weight}, counted {expected}")
-            num_active = sum(a.num_live > 0 for a in self._accounts.values() if a.priority_class == rank)
-            if num_active != self._num_active[rank]:
-                raise BrokenBooks(f"class {rank} has {self._num_active[rank]} active tenants, counted {num_active}")
         total_weight = sum(total.weight for total in self._totals.values() if total.num_live)
         if total_weight != self._total_weight:
             raise BrokenBooks(f"active weight of all tenants is {self._total_weight}, counted {total_weight}")

@@ -80,5 +80,5 @@ class Governor:
                 self.num_cuts += 1
                 self._seconds.clear()  # what was before the cut is no reason for another
                 return
-            if lost < 10 * classes[rank].governor_off_percent:
+            if lost <= 10 * classes[rank].governor_off_percent:
                 self._caps[rank] = min(self._num_slots, self._caps[rank] + 1)

@@ -112,7 +112,7 @@ class Intake:
         state.outbox.accepted.append(Accepted(live.request_id, position, estimate_us))
         state.lives[live.request_id] = live
         state.journal.queued(live)
-        state.queues[live.rank].push(live)
+        state.line_up(live)
         if live.total >= live.finish_total:  # an earlier attempt had delivered all of it
             state.finish(live, FinishReason.LENGTH, state.now_us)
             return

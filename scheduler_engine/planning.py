@@ -19,7 +19,7 @@ from scheduler_engine.fairness import Account
 from scheduler_engine.live import LiveRequest, State
 from scheduler_engine.policy import RANKS, PriorityClass
 from scheduler_engine.record import Cause
-from scheduler_engine.room import Room
+from scheduler_engine.room import Fit, Room
 from scheduler_engine.state import EngineState
 
 _MAX_BYPASS_TRIES = 4  # requests behind a blocked head that are tried per step
@@ -29,6 +29,7 @@ class _Verdict(enum.Enum):
     ADMITTED = enum.auto()
     SHED = enum.auto()
     BLOCKED = enum.auto()
+    KEPT_OUT = enum.auto()  # nobody else of its tenant in this step: what is left is for others
     STOP = enum.auto()  # nobody else of this class in this step
 
 
@@ -38,6 +39,7 @@ class _HeadPass:
 
     blocked: LiveRequest | None = None
     set_aside: list[LiveRequest] = field(default_factory=list)
+    kept_out: list[Account] = field(default_factory=list)
     is_over: bool = False
 
 
@@ -99,6 +101,8 @@ class StepPlanner:
         self._admit_heads(rank, heads, below_service=None)
         for live in heads.set_aside:
             state.queues[rank].push(live)
+        for account in heads.kept_out:
+            state.queues[rank].relist(account)
         if draft.first_token_by is None and state.classes[rank].ttft_target_ms is not None:
             draft.first_token_by = next((chunk.live for chunk in draft.chunks if chunk.live.rank == rank), None)
 
@@ -138,7 +142,8 @@ class StepPlanner:
         """Let in heads of tenants served less than ``below_service``, fairest first.
 
         The first that does not fit is passed by those behind it that do, a bounded number of times, and never by a
-        tenant that had more than the fairness gap beyond its own.
+        tenant that had more than the fairness gap beyond its own. One that is kept out, so that others find room, is
+        passed by as many as find it.
         """
         queue = self._state.queues[rank]
         if not heads.is_over and self._room.is_at_rest(rank):
@@ -147,23 +152,31 @@ class StepPlanner:
         while not heads.is_over and (live := queue.head()) is not None:
             if below_service is not None and live.account.service >= below_service:
                 return
-            blocked = heads.blocked
-            if blocked is not None and not self._may_pass(live, blocked):
+            if not self._may_pass(live, heads):
                 heads.is_over = True
                 return
             if must_be_relegated(self._state, live):
                 relegate(self._state, live)
                 continue
-            verdict = self._try(live, blocked)
-            if verdict is _Verdict.STOP:
+            self._note(heads, live, self._try(live, heads.blocked))
+
+    def _note(self, heads: _HeadPass, live: LiveRequest, verdict: _Verdict) -> None:
+        """What became of a head, for those behind it."""
+        state, blocked = self._state, heads.blocked
+        queue = state.queues[live.rank]
+        match verdict:
+            case _Verdict.STOP:
                 heads.is_over = True
-            elif verdict is _Verdict.ADMITTED and blocked is not None:
+            case _Verdict.ADMITTED if blocked is not None:
                 blocked.bypasses += 1
-                self._state.tally.num_bypasses += 1
-                self._state.journal.bypassed(blocked, live)
-            elif verdict is _Verdict.BLOCKED:
+                state.tally.num_bypasses += 1
+                state.journal.bypassed(blocked, live)
+            case _Verdict.KEPT_OUT:
+                queue.unlist(live.account)
+                heads.kept_out.append(live.account)
+            case _Verdict.BLOCKED:
                 heads.blocked = blocked or live
-                heads.is_over = len(heads.set_aside) == _MAX_BYPASS_TRIES or not self._room.has_slot(rank)
+                heads.is_over = len(heads.set_aside) == _MAX_BYPASS_TRIES or not self._room.has_slot(live.rank)
                 if not heads.is_over:
                     queue.remove(live)
                     heads.set_aside.append(live)
@@ -176,10 +189,12 @@ class StepPlanner:
             self._room.wait_for_slot(head)
             self._state.return_prefix(head)
 
-    def _may_pass(self, live: LiveRequest, blocked: LiveRequest) -> bool:
-        if blocked.bypasses >= self._state.classes[blocked.rank].bypass_limit:
+    def _may_pass(self, live: LiveRequest, heads: _HeadPass) -> bool:
+        blocked, gap = heads.blocked, self._state.service_gap(live.rank)
+        if blocked is not None and blocked.bypasses >= self._state.classes[blocked.rank].bypass_limit:
             return False
-        return live.account.service <= blocked.account.service + self._state.service_gap(blocked.rank)
+        passed = [*heads.kept_out, *(() if blocked is None else (blocked.account,))]
+        return all(live.account.service <= account.service + gap for account in passed)
 
     def _try(self, live: LiveRequest, blocked: LiveRequest | None) -> _Verdict:
         self._state.borrow_prefix(live)
@@ -211,8 +226,9 @@ class StepPlanner:
             admission.note_wait(state, live, draft.now_us)
             state.reject(live, RejectReason.LATE, admission.retry_after_us(state, live), draft.now_us)
             return _Verdict.SHED
-        if not self._room.make(live, blocked):
-            return _Verdict.BLOCKED
+        fit = self._room.make(live, blocked)
+        if fit is not Fit.STARTS:
+            return _Verdict.KEPT_OUT if fit is Fit.KEPT_OUT else _Verdict.BLOCKED
         self._start(live, count, is_decode=is_decode)
         return _Verdict.ADMITTED
 

@@ -219,10 +219,12 @@ def cheapest_lever(
 
 
 def lower_classes(state: EngineState, rank: int) -> Iterator[LiveRequest]:
-    """Candidates below ``rank``: on the device, not started in this step, and not of a class that is owed its floor."""
+    """Candidates below ``rank``: on the device, not started in this step, and of a class that is owed its floor only
+    those whom it can spare.
+    """
     for lower in range(rank + 1, len(state.classes)):
-        if not state.floors.in_debt(lower):
-            yield from (live for live in state.running.on_device(lower) if live.started_step != state.step)
+        on_device = state.beyond_floor(lower) if state.floors.in_debt(lower) else state.running.on_device(lower)
+        yield from (live for live in on_device if live.started_step != state.step)
 
 
 def likely_victims(state: EngineState, rank: int, count: int) -> list[LiveRequest]:

@@ -144,11 +144,27 @@ class ClassQueue:
             if head is not None:
                 self._list(line, head)
 
+    def unlist(self, account: Account) -> None:
+        """Out of the order until ``relist``, in the same step: the tenant's turn is over."""
+        self._unlist(self._lines[account])
+
+    def relist(self, account: Account) -> None:
+        """Back in the order, if somebody of the tenant still waits."""
+        line = self._lines.get(account)
+        head = None if line is None else line.head()
+        if line is not None and head is not None and not line.is_parked:
+            self._list(line, head)
+
     def unpark_all(self) -> None:
         """The caps may have changed."""
         self._first = None
         for account in list(self._lines):
             self.unpark(account)
+
+    def is_in_order(self, account: Account) -> bool:
+        """True while somebody of the tenant waits and no cap of its own holds the tenant back."""
+        line = self._lines.get(account)
+        return line is not None and not line.is_parked
 
     def num_waiting_of(self, account: Account) -> int:
         line = self._lines.get(account)

@@ -5,6 +5,7 @@ Knows what is free and what is set aside; which victims are cheapest lives in ``
 
 from __future__ import annotations
 
+import enum
 from typing import NamedTuple
 
 from scheduler_engine.budget import StepBudget
@@ -30,6 +31,14 @@ from scheduler_engine.state import EngineState
 _NOTHING = Need(0, 0)
 
 
+class Fit(enum.Enum):
+    """What a head is told: it may start, it waits and what it needs is set aside, or what is left is for others."""
+
+    STARTS = enum.auto()
+    WAITS = enum.auto()
+    KEPT_OUT = enum.auto()
+
+
 class Earmark(NamedTuple):
     """What a blocked head waits for. Newcomers and growth of lower classes see only what lies outside it."""
 
@@ -51,7 +60,7 @@ class Room:
         self._budget = budget
         self._earmarks: list[Earmark] = []
         self._patient: LiveRequest | None = None  # a head that waits for natural ends although it could push out
-        self._is_owed = [state.floors.in_debt(rank) for rank in RANKS]
+        self._is_owed = [state.is_owed_room(rank) for rank in RANKS]
         owed_rank, state.owed_rank = state.owed_rank, None
         owed = None if owed_rank is None or not self._is_owed[owed_rank] else state.queues[owed_rank].head()
         if owed is not None:
@@ -64,7 +73,11 @@ class Room:
 
     def has_slot(self, rank: int) -> bool:
         """True while somebody of the class might find a slot without pushing anybody out."""
-        return self._state.running.num_slots_used < self._state.slot_cap(rank)
+        return self._state.running.num_slots_used < self._state.config.num_slots and not self._is_at_slot_cap(rank)
+
+    def _is_at_slot_cap(self, rank: int) -> bool:
+        """True when the class has all the slots that its policy gives it: nobody of another class can help."""
+        return self._state.running.num_in_slots(rank) >= self._state.slot_cap(rank)
 
     def is_at_rest(self, rank: int) -> bool:
         """True when nobody of the least urgent class can start in this step, whoever its head is: no slot is free, it
@@ -111,7 +124,8 @@ class Room:
         """
         state = self._state
         marked = _NOTHING if live.state is State.HELD else self._marked(live.rank, live)
-        slots = state.running.num_slots_used + 1 + marked.slots - state.slot_cap(live.rank)
+        slots = state.running.num_slots_used + 1 + marked.slots - state.config.num_slots
+        slots = max(slots, state.running.num_in_slots(live.rank) + 1 - state.slot_cap(live.rank))
         blocks = self.blocks_needed(live) + marked.blocks - state.device.num_free
         return Need(max(0, slots), max(0, blocks))
 
@@ -140,27 +154,27 @@ class Room:
         state.tally.num_rests += 1
         return True
 
-    def make(self, live: LiveRequest, blocked: LiveRequest | None) -> bool:
-        """True when the request may start now. May push out others for it, all or nothing."""
+    def make(self, live: LiveRequest, blocked: LiveRequest | None) -> Fit:
+        """Whether the request may start now. May push out others for it, all or nothing."""
         need = self._shortage(live)
         if need != _NOTHING and self._would_push_nobody(live):
             self._state.estimate_total(live)
-            return False if blocked is not None else self._wait(live, need)
+            return Fit.WAITS if blocked is not None else self._wait(live, need)
         peak = self._peak(live)
-        if peak and is_kept_out(self._state, live, peak):
+        if peak and is_kept_out(self._state, live, peak) and not overserved_tenants(self._state, live):
             self._state.tally.num_kept_out += 1
             self._state.journal.blocked(live, Cause.SHARE, _NOTHING)
-            return False
+            return Fit.KEPT_OUT
         peak_excess = max(0, peak - self._mark(live))
         if need == _NOTHING and not peak_excess:
-            return True
+            return Fit.STARTS
         if blocked is not None:  # only the head of the class may push out others
-            return False
+            return Fit.WAITS
         victims = self._victims_for(live, need, peak_excess)
         if victims is not None:
             self._push_out_for(live, victims, need)
             if self._shortage(live) == _NOTHING:
-                return True
+                return Fit.STARTS
         return self._wait(live, need)
 
     def _would_push_nobody(self, live: LiveRequest) -> bool:
@@ -172,14 +186,14 @@ class Room:
         """The head of a class at rest stays where it is."""
         self._wait(live, self._shortage(live))
 
-    def _wait(self, live: LiveRequest, need: Need) -> bool:
+    def _wait(self, live: LiveRequest, need: Need) -> Fit:
         if live.blocked_since_us is None:
             live.blocked_since_us = self._draft.now_us
         if self._is_owed[live.rank]:
             self._state.owed_rank = live.rank
         self.earmark(live)
         self._state.journal.blocked(live, self._why_blocked(live, need), need)
-        return False
+        return Fit.WAITS
 
     def _why_blocked(self, live: LiveRequest, need: Need) -> Cause:
         state = self._state
@@ -189,7 +203,7 @@ class Room:
             return Cause.PATIENCE
         if need == _NOTHING:
             return Cause.HEADROOM
-        if state.running.num_slots_used >= state.slot_cap(live.rank):
+        if not self.has_slot(live.rank):
             return Cause.SLOTS
         return Cause.MEMORY if self.blocks_needed(live) > state.device.num_free else Cause.EARMARK
 
@@ -206,7 +220,8 @@ class Room:
         state = self._state
         if head.request_id in state.fences.values():
             return None  # what was pushed out for it is still being copied
-        if self._may_push_lower(head.rank) and not peak_excess:  # lower classes are no part of its peak
+        may_push_lower = self._may_push_lower(head.rank) and not self._is_at_slot_cap(head.rank)
+        if may_push_lower and not peak_excess:  # lower classes are no part of its peak
             victims = self._lower_victims(head, need)
             if victims is not None:
                 if not self._is_worth_waiting(head, need, victims):

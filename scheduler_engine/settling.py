@@ -31,6 +31,8 @@ def check_result(state: EngineState, plan: StepPlan, result: StepResult) -> None
         raise Misuse(f"step {plan.step} lasted {result.duration_us} us")
     if len(result.sampled_token_ids) != plan.num_rows:
         raise Misuse(f"{len(result.sampled_token_ids)} sampled tokens for {plan.num_rows} rows")
+    if len(set(result.completed_copies)) < len(result.completed_copies):
+        raise Misuse(f"a copy of {result.completed_copies} is completed twice")
     for request_id in result.completed_copies:
         if request_id not in state.fences:
             raise Misuse(f"completed copy of {request_id}, which has none under way")

@@ -112,7 +112,34 @@ class EngineState:
         return self.classes[rank].fairness_gap_ms * 1_000 * SERVICE_UNITS_PER_US
 
     def slot_cap(self, rank: int) -> int:
+        """Slots that the class may have at once."""
         return max(1, self.config.num_slots * self.classes[rank].cap_slots_percent // 100)
+
+    def is_owed_room(self, rank: int) -> bool:
+        """True for a class that is owed its floor of device time and has less than that part of slots and of memory."""
+        if not self.floors.in_debt(rank):
+            return False
+        tables = [len(live.block_table) for live in self.running.on_device(rank)]
+        return not self._is_floor_part(rank, num_requests=len(tables), num_blocks=sum(tables))
+
+    def beyond_floor(self, rank: int) -> list[LiveRequest]:
+        """Whom a class that is owed its floor can spare: of those on the device the first ones are its floor's part of
+        the slots or of the memory, and stay.
+        """
+        spare: list[LiveRequest] = []
+        num_blocks = 0
+        first = sorted(self.running.on_device(rank), key=lambda live: (live.state is State.HELD, live.order_key))
+        for number, live in enumerate(first):
+            if self._is_floor_part(rank, num_requests=number, num_blocks=num_blocks):
+                spare.append(live)
+            num_blocks += len(live.block_table)
+        return spare
+
+    def _is_floor_part(self, rank: int, *, num_requests: int, num_blocks: int) -> bool:
+        """True when so much is its floor's part of one of the two; of nothing it is never."""
+        floor_percent, config = self.classes[rank].floor_percent, self.config
+        has_slots = 100 * num_requests >= floor_percent * config.num_slots
+        return num_requests > 0 and (has_slots or 100 * num_blocks >= floor_percent * config.num_blocks)
 
     def wake_at(self, at_us: int, live: LiveRequest) -> None:
         heapq.heappush(self.timers, (at_us, live.sequence_number, live.request_id))
@@ -137,8 +164,23 @@ class EngineState:
         live.estimated_gpu_us = max(1, cost_ns // 1_000)
 
     def enqueue(self, live: LiveRequest) -> None:
+        """It waits, for its start or to go on."""
         self.estimate_gpu(live)
+        self.line_up(live)
+
+    def line_up(self, live: LiveRequest) -> None:
+        """The same for one whose device time has just been estimated."""
+        self._begin_to_wait(live.account)
         self.queues[live.rank].push(live)
+
+    def _begin_to_wait(self, account: Account) -> None:
+        """Somebody of the tenant comes into its class's order; others of it may be there already."""
+        queue = self.queues[account.priority_class]
+        if queue.is_in_order(account):
+            return
+        head = queue.head()
+        on_device = (live.account for live in self.running.on_device(account.priority_class))
+        self.accountant.begin_to_wait(account, None if head is None else head.account, on_device)
 
     def borrow_prefix(self, live: LiveRequest) -> None:
         """While a request with nothing of its own is tried for a start it owns what the cache has of its prefix. The
@@ -360,6 +402,8 @@ class EngineState:
             self.host.give(live.host_blocks)
         if live.state is not State.WAITING:
             live.account.num_started -= 1
-            self.queues[live.rank].unpark(live.account)
+            if self.queues[live.rank].num_waiting_of(live.account):
+                self._begin_to_wait(live.account)
+                self.queues[live.rank].unpark(live.account)
         live.host_blocks = []
         self.accountant.leave(live.account)

@@ -71,7 +71,7 @@ class ModelledRun:
             self.tally.stepped(plan, result, events, self._engine, planned_us, self._now_us)
             self._now_us += self._between_us if not plan.is_empty else 0
             if plan.is_empty and not (events.rejected or events.finished):
-                self._sleep(plan.wake_at_us)
+                self._sleep(plan.wake_at_us, until_us)
             num_turns += 1
             if num_turns % _REPORT_STEPS == 0:
                 show((self._now_us - self._began_us) / span_us)
@@ -113,9 +113,9 @@ class ModelledRun:
             return ()
         return tuple(dict.fromkeys(copy.request_id for copy in plan.swap_out))
 
-    def _sleep(self, wake_at_us: int | None) -> None:
-        """To the next input or timer."""
+    def _sleep(self, wake_at_us: int | None, until_us: int) -> None:
+        """To the next input or timer, or to the end where only an edit of the policy could wake anybody."""
         moments = [] if wake_at_us is None else [wake_at_us]
         if self._next < len(self._inputs):
             moments.append(self._inputs[self._next].at_us)
-        self._now_us = max(self._now_us + 1, min(moments, default=self._until_us))
+        self._now_us = max(self._now_us + 1, min(moments, default=until_us))

@@ -229,24 +229,40 @@ def test_predicted_waits_learn_their_median_and_their_ninetieth_percentile() -> 
 # charges and floors
 
 
-def test_an_account_orders_by_charge_over_weight_and_wakes_at_the_level_of_those_active() -> None:
+def test_an_account_orders_by_charge_over_weight_and_begins_to_wait_at_the_level_of_those_who_do() -> None:
     accountant = FairnessAccountant([Meter(), Meter(), Meter()])
     busy, sleeper = accountant.account(BATCH, "Bulk"), accountant.account(BATCH, "Nova")
     busy.weight = 2
     accountant.enter(busy)
     busy.charge(1_000 * UNITS_PER_US)
     assert busy.service == 500 * SERVICE_UNITS_PER_US
-    accountant.enter(sleeper)
+    accountant.begin_to_wait(sleeper, busy, ())
     assert sleeper.service == busy.service - 1
-    accountant.leave(sleeper)
     busy.charge(1_000 * UNITS_PER_US)
-    accountant.enter(sleeper)
+    accountant.begin_to_wait(sleeper, busy, ())
     assert sleeper.service == busy.service - 1
     accountant.busy_us = 2_000
     accountant.check_books()
     accountant.busy_us = 2_001
     with pytest.raises(BrokenBooks, match="charged 2000 us of 2001"):
         accountant.check_books()
+
+
+def test_where_nobody_waits_who_begins_to_is_level_with_the_most_that_anybody_had() -> None:
+    accountant = FairnessAccountant([Meter(), Meter(), Meter()])
+    runs, left, comes = (accountant.account(BATCH, name) for name in ("Bulk", "Nova", "Aurora"))
+    for account, us in ((runs, 300), (left, 500)):
+        accountant.enter(account)
+        accountant.note_start(account)
+        account.charge(us * UNITS_PER_US)
+        accountant.serve(BATCH, us * UNITS_PER_US)
+    accountant.begin_to_wait(comes, None, [runs, left])
+    assert comes.service == left.service
+    accountant.leave(left)
+    runs.charge(100 * UNITS_PER_US)
+    later = accountant.account(BATCH, "Sol")
+    accountant.begin_to_wait(later, None, [runs])
+    assert later.service == left.service > runs.service
 
 
 def test_a_class_without_service_is_in_debt_after_its_window_and_not_while_a_class_above_is_refused() -> None:

