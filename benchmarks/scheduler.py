@@ -18,6 +18,7 @@ from typing import Any
 from benchmarks.figures import machine, quantile, report, say
 from benchmarks.rival import SCRIPTS, RivalAbsent, medians, rows_table, running, told_to_both
 from benchmarks.rival import quiet_steps as rival_steps
+from gpu_worker.serving.garbage import keep_out_of_steps
 from gpu_worker.simulation.stories import STORIES
 from scheduler_engine.config import EngineConfig
 from scheduler_engine.cost import CostConstants
@@ -43,6 +44,7 @@ SHORT_OUTPUT_TOKENS = 512  # of those that shall give way: their memory of today
 NUM_VICTIMS = 16
 PATIENCE_STEPS = 10
 NUM_ABORTS = 1_000
+ARRIVALS_A_STEP = 100
 PROMPT = tuple(range(PROMPT_TOKENS))
 MOST_RIVAL_WAITING, MOST_RIVAL_STEPS = 1_000, 300  # its quiet step does not depend on who waits, and lasts long
 TOKEN = 7
@@ -174,6 +176,22 @@ def quiet_steps(num_running: int, num_waiting: int, num_tenants: int, num_steps:
     }
 
 
+def crowded_steps(num_running: int, num_waiting: int, num_tenants: int) -> dict[str, Any]:
+    """``num_running`` decode while ``num_waiting`` come, a hundred in each step: how long the longest step is."""
+    bench = Bench(num_slots=num_running, num_blocks=num_running * (OUTPUT_TOKENS + PROMPT_TOKENS) // BLOCK_SIZE * 2)
+    bench.submit(bench.request(f"tenant-{number % num_tenants}") for number in range(num_running))
+    bench.fill(num_running)
+    steps = []
+    for first in range(0, num_waiting, ARRIVALS_A_STEP):
+        coming = range(first, min(num_waiting, first + ARRIVALS_A_STEP))
+        bench.submit(bench.request(f"tenant-{number % num_tenants}") for number in coming)
+        steps.append(bench.step().total_ns)
+    return {
+        "crowded_step_ms_p50": _ms(quantile(steps, 0.5)),
+        "crowded_step_ms_max": _ms(max(steps, default=None)),
+    }
+
+
 def abort_of_running(num_running: int) -> float | None:
     """Every second of those that run, in one step, with nobody waiting to take their place."""
     bench = Bench(num_slots=num_running, num_blocks=num_running * (OUTPUT_TOKENS + PROMPT_TOKENS) // BLOCK_SIZE * 2)
@@ -287,6 +305,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "tenants": found.tenants,
         "steps": found.steps,
         **quiet_steps(found.running, found.waiting, found.tenants, found.steps),
+        **crowded_steps(found.running, found.waiting, found.tenants),
         "abort_running_us": abort_of_running(found.running),
         **plan_with_victims(max(found.running, 2 * NUM_VICTIMS)),
         **machine(),
@@ -298,4 +317,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    keep_out_of_steps()  # as a worker does
     sys.exit(main())

@@ -17,6 +17,7 @@ from gpu_worker.clock import Clock, MonotonicClock
 from gpu_worker.config import MIB, ConfigError, WorkerConfig, parse, sized, starting_policy
 from gpu_worker.executor import DeviceLost, Executor
 from gpu_worker.loop import WorkerLoop
+from gpu_worker.serving.garbage import keep_out_of_steps
 from gpu_worker.serving.outage import say
 from gpu_worker.serving.service import WorkerService
 from gpu_worker.simulated import BYTE_TOKENS, SimulatedExecutor, engine_config, readable_tokens
@@ -173,6 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda number, frame: service.ask_drain())
     signal.signal(signal.SIGINT, lambda number, frame: service.ask_drain())
     signal.signal(signal.SIGUSR1, lambda number, frame: service.ask_dump())
+    keep_out_of_steps()
     try:
         all_sent = service.run()
     except DeviceLost as error:

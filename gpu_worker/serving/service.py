@@ -13,6 +13,7 @@ from typing import assert_never
 
 from gpu_worker.clock import Clock
 from gpu_worker.loop import Turn, WorkerLoop
+from gpu_worker.serving.garbage import Sweeper
 from gpu_worker.serving.listener import (
     LOAD_INTERVAL_US,
     Arrived,
@@ -177,6 +178,7 @@ class WorkerService:
         self._drain_limit_us = int(drain_limit_s * 1_000_000)
         self._on_ready = on_ready
         self._session: Session | None = None
+        self._sweeper = Sweeper(clock.now_us())
         self._drain_asked = threading.Event()
         self._dump_asked = threading.Event()
 
@@ -254,6 +256,7 @@ class WorkerService:
             self._dump_asked.clear()
             say(session.loop.dump())
         turn = session.turn()
+        self._sweeper.sweep(self._clock.now_us(), is_idle=turn.is_idle)
         if turn.is_idle:
             timers = [at_us for at_us in (turn.wake_at_us, wait_until_us) if at_us is not None]
             session.wait(min(timers, default=None))
