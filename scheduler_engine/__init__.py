@@ -7,7 +7,7 @@ rules (docs/scheduling.md), each with the modules that are all of it:
 2. Progress: ``budget``, ``decoding``
 3. Room: ``room``, ``preemption``, ``cost``; copies made ahead: ``save_ahead``, ``checkpoints``
 4. Calm: ``peak``, ``headroom``, ``governor``; the last room of a class: ``entry``
-5. Floor: ``floors``, ``overload``
+5. Floor: ``floors``, ``claims``, ``overload``
 6. Promise or refuse: ``admission``, ``value``, ``returns``, ``calibration``, ``lengths``
 7. Books: ``settling``, ``metering``, ``journal``, ``waits``, ``record``, ``chain``, ``books``
 """

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from operator import itemgetter
 from typing import NamedTuple
 
+from scheduler_engine.claims import beyond_floor
 from scheduler_engine.cost import to_us
 from scheduler_engine.events import Lever
 from scheduler_engine.fairness import Account
@@ -223,7 +224,7 @@ def lower_classes(state: EngineState, rank: int) -> Iterator[LiveRequest]:
     those whom it can spare.
     """
     for lower in range(rank + 1, len(state.classes)):
-        on_device = state.beyond_floor(lower) if state.floors.in_debt(lower) else state.running.on_device(lower)
+        on_device = beyond_floor(state, lower) if state.floors.in_debt(lower) else state.running.on_device(lower)
         yield from (live for live in on_device if live.started_step != state.step)
 
 

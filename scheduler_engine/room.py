@@ -9,6 +9,7 @@ import enum
 from typing import NamedTuple
 
 from scheduler_engine.budget import StepBudget
+from scheduler_engine.claims import is_owed_room
 from scheduler_engine.cost import to_us
 from scheduler_engine.draft import Draft
 from scheduler_engine.entry import is_kept_out
@@ -60,7 +61,7 @@ class Room:
         self._budget = budget
         self._earmarks: list[Earmark] = []
         self._patient: LiveRequest | None = None  # a head that waits for natural ends although it could push out
-        self._is_owed = [state.is_owed_room(rank) for rank in RANKS]
+        self._is_owed = [is_owed_room(state, rank) for rank in RANKS]
         owed_rank, state.owed_rank = state.owed_rank, None
         owed = None if owed_rank is None or not self._is_owed[owed_rank] else state.queues[owed_rank].head()
         if owed is not None:

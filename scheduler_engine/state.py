@@ -115,32 +115,6 @@ class EngineState:
         """Slots that the class may have at once."""
         return max(1, self.config.num_slots * self.classes[rank].cap_slots_percent // 100)
 
-    def is_owed_room(self, rank: int) -> bool:
-        """True for a class that is owed its floor of device time and has less than that part of slots and of memory."""
-        if not self.floors.in_debt(rank):
-            return False
-        tables = [len(live.block_table) for live in self.running.on_device(rank)]
-        return not self._is_floor_part(rank, num_requests=len(tables), num_blocks=sum(tables))
-
-    def beyond_floor(self, rank: int) -> list[LiveRequest]:
-        """Whom a class that is owed its floor can spare: of those on the device the first ones are its floor's part of
-        the slots or of the memory, and stay.
-        """
-        spare: list[LiveRequest] = []
-        num_blocks = 0
-        first = sorted(self.running.on_device(rank), key=lambda live: (live.state is State.HELD, live.order_key))
-        for number, live in enumerate(first):
-            if self._is_floor_part(rank, num_requests=number, num_blocks=num_blocks):
-                spare.append(live)
-            num_blocks += len(live.block_table)
-        return spare
-
-    def _is_floor_part(self, rank: int, *, num_requests: int, num_blocks: int) -> bool:
-        """True when so much is its floor's part of one of the two; of nothing it is never."""
-        floor_percent, config = self.classes[rank].floor_percent, self.config
-        has_slots = 100 * num_requests >= floor_percent * config.num_slots
-        return num_requests > 0 and (has_slots or 100 * num_blocks >= floor_percent * config.num_blocks)
-
     def wake_at(self, at_us: int, live: LiveRequest) -> None:
         heapq.heappush(self.timers, (at_us, live.sequence_number, live.request_id))
 
