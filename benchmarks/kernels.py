@@ -19,6 +19,7 @@ from torch import Tensor
 from benchmarks.device import Ceilings, Machine, ceilings
 from benchmarks.figures import report, say
 from gpu_worker.kernels import self_test
+from gpu_worker.kernels.checking import KernelMismatch
 from gpu_worker.kernels.compiled import Place, TritonKernels, forget_tuning
 from gpu_worker.kernels.layout import BLOCK_SIZE, PoolShape
 from gpu_worker.kernels.paged_decode import attend_decode
@@ -201,7 +202,7 @@ def wrong_kernels(machine: Machine) -> list[str]:
         for dtype in dtypes:
             try:
                 check(machine.device, dtype)
-            except self_test.KernelMismatch as error:
+            except KernelMismatch as error:
                 wrong.append(f"{name}, {dtype}: {error}")
     forget_tuning()
     return wrong

@@ -1,6 +1,7 @@
 """Steps of the demo's model on this CPU: packed, 8-bit and plain torch linears in turn, in one process, by CPU time.
 
-Shows what a step is made of: its share of attention, and what that share would be if keys and values were only read, at
+With them ``copied``: packed linears and the attention of a worker without numba, which copies contexts. Shows what a
+step is made of: its share of attention, and what that share would be if keys and values were only read, at
 the rate at which this machine reads memory; what lies outside the forward; how much of the rate of a large matrix
 product a prefill reaches, with its attention's products counted and without. Knows the executor and made-up plans; no
 server and no scheduler is in it.
@@ -13,6 +14,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,9 @@ from gpu_worker.demo_model import DEFAULT_FOLDER, fetch
 from gpu_worker.device.building import assemble
 from gpu_worker.device.kv_cache import bytes_per_block
 from gpu_worker.device.model_executor import ModelExecutor
+from gpu_worker.kernels.cpu import CpuKernels
 from gpu_worker.kernels.layout import BLOCK_SIZE
+from gpu_worker.models.batch import pool_shape
 from gpu_worker.models.llama import Llama
 from gpu_worker.models.target import Target, plain_linear, target_for
 from gpu_worker.models.weights import open_weights
@@ -128,6 +132,7 @@ def measure(path: Path, repetitions: int) -> dict[str, Any]:
         "packed": Subject(path, full),
         "plain": Subject(path, Target(full.device, full.dtype, target_for(config).kernels, plain_linear)),
         "int8": Subject(path, target_for(config, precision="int8")),
+        "copied": Subject(path, replace(full, kernels=CpuKernels(pool_shape(config, BLOCK_SIZE)))),
     }
     plans = {f"decode {rows} x {context}": decode(rows, context) for rows, context in DECODES}
     plans[f"prefill {PREFILL}"] = prefill(PREFILL)

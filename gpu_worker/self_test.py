@@ -11,8 +11,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import torch
+
 from gpu_worker.device.building import assemble
 from gpu_worker.device.model_executor import ModelExecutor
+from gpu_worker.kernels import cpu_self_test
+from gpu_worker.kernels.checking import KernelMismatch
+from gpu_worker.kernels.in_place import decode_attention
 from gpu_worker.models.llama import Llama
 from gpu_worker.models.random_weights import TINY, RandomWeights
 from gpu_worker.serving.outage import say
@@ -129,7 +134,21 @@ def poisoned(bench: Bench) -> str:
     return "a request that cannot be computed ends alone"
 
 
+def attention(bench: Bench) -> str:
+    attend = decode_attention()
+    if attend is None:
+        return bench.executor.described.rpartition("; attention ")[2]
+    found = cpu_self_test.cases(attend)
+    for name, check in found:
+        try:
+            check(torch.device("cpu"), torch.float32)
+        except KernelMismatch as error:
+            raise CheckFailed(f"{name}: {error}") from error
+    return f"reads contexts in place, as its reference has it in {len(found)} cases"
+
+
 CHECKS: dict[str, Callable[[Bench], str]] = {
+    "attention": attention,
     "swap": lambda bench: pressed(bench, "swap", 64),
     "recompute": lambda bench: pressed(bench, "recompute", 0),
     "poison": poisoned,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
 from collections.abc import Iterable, Sequence
@@ -116,8 +117,15 @@ def bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype = t
 
 
 def _lazy_zeros(*shape: int) -> Tensor:
-    """Pages that the system maps when they are first written. What malloc gives may be old pages, cleared at once."""
+    """Pages that the system maps when they are first written. What malloc gives may be old pages, cleared at once.
+
+    Large pages where the system has them: of blocks that lie scattered the addresses alone take a while to find.
+    """
     num_bytes = math.prod(shape) * torch.float32.itemsize
     if not num_bytes:
         return torch.zeros(shape)
-    return torch.frombuffer(mmap.mmap(-1, num_bytes), dtype=torch.float32).view(shape)
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared pages are never large
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.float32).view(shape)

@@ -15,6 +15,11 @@ Norms = tuple[Tensor, Tensor, float]
 class Kernels(Protocol):
     """``reference`` says what each computes. Always: a row's result depends on its own tokens and context alone."""
 
+    @property
+    def described(self) -> str:
+        """How attention is computed, for the log."""
+        ...
+
     def place(self, layout: Layout) -> Any:
         """What ``rotate_and_write`` and ``attend`` of the same kernels need of a step, made once for all layers."""
         ...
@@ -43,12 +48,13 @@ class Kernels(Protocol):
 
 
 def kernels_for(device: torch.device, shape: PoolShape) -> Kernels:
-    """The table: torch's own operators on a CPU, Triton on a CUDA device."""
+    """The table: torch's own operators on a CPU, decode attention by numba where it is; Triton on a CUDA device."""
     match device.type:
         case "cpu":
             from gpu_worker.kernels.cpu import CpuKernels
+            from gpu_worker.kernels.in_place import decode_attention
 
-            return CpuKernels(shape)
+            return CpuKernels(shape, decode_attention())
         case "cuda":
             from gpu_worker.kernels.compiled import TritonKernels  # needs triton; a CPU worker does not
 

@@ -45,6 +45,10 @@ class TritonKernels:
         self._shape = shape
         self._device = device
 
+    @property
+    def described(self) -> str:
+        return "kernels by Triton"
+
     def place(self, layout: Layout) -> Place:
         blocks, slots = layout.places()
         single, chunks = layout.num_single, layout.lengths[layout.num_single :].tolist()

@@ -2,7 +2,7 @@
 
 Attention copies the context of one row, of one layer, into a dense piece and attends to it there: memory is read once,
 the copy hardly leaves the cache, and dense operands are what torch multiplies fastest. No row is padded to another's
-length.
+length. With ``in_place`` rows of one new token go without the copy; chunks, which are mostly products, keep it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from gpu_worker.kernels.choice import Norms
+from gpu_worker.kernels.in_place import DecodeAttention
 from gpu_worker.kernels.layout import Layout, PoolShape
 
 QUERY_TILE = 128  # queries of a chunk that attend together; later tokens are not looked at
@@ -50,9 +51,13 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """``slots`` [T] int64: each new token's place among the pool's tokens of layer 0. Single tokens come first."""
+    """``slots`` [T] int64: each new token's place among the pool's tokens of layer 0. Single tokens come first.
+
+    ``rows`` are those whose contexts are copied: all of them, or chunks alone.
+    """
 
     slots: Tensor
+    layout: Layout
     num_single: int
     rows: tuple[Row, ...]
 
@@ -60,14 +65,24 @@ class Place:
 class CpuKernels:
     """See ``Kernels``. Float32."""
 
-    def __init__(self, shape: PoolShape) -> None:
+    def __init__(self, shape: PoolShape, in_place: DecodeAttention | None = None) -> None:
+        """``in_place``: what attends for rows of one new token, where there is such a kernel."""
         self._shape = shape
+        self._in_place = in_place
         self._scratch = torch.empty(0)
+
+    @property
+    def described(self) -> str:
+        if self._in_place is None:
+            return "attention copies contexts first (numba, in the extra [cpu], would read them in place)"
+        return "attention reads contexts in place"
 
     def place(self, layout: Layout) -> Place:
         blocks, slots = layout.places()
         tokens = blocks * self._shape.num_layers * layout.block_size + slots
-        return Place(torch.from_numpy(tokens), layout.num_single, tuple(self._rows(layout)))
+        num_single = layout.num_single
+        copied = range(num_single if self._in_place is not None else 0, len(layout.contexts))
+        return Place(torch.from_numpy(tokens), layout, num_single, tuple(self._rows(layout, copied)))
 
     def norm(self, rows: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         return functional.rms_norm(rows, weight.shape, weight, epsilon)
@@ -98,20 +113,29 @@ class CpuKernels:
         return fused[:, :num_heads]
 
     def attend(self, queries: Tensor, pool: Tensor, layer: int, place: Place) -> Tensor:
+        shape, single = self._shape, place.num_single
+        mixed = torch.empty(queries.shape)
+        if self._in_place is not None and single:
+            tables, contexts = place.layout.tables[:single], place.layout.contexts[:single]
+            self._in_place(queries[:single], pool, layer, tables, contexts, mixed[:single])
+        if place.rows:
+            # Queries of one key/value head go side by side, so that heads need no repeating.
+            sides = (len(queries), shape.num_kv_heads, shape.group, shape.head_dim)
+            self._attend_copied(queries.view(sides), pool, layer, place, mixed.view(sides))
+        return mixed.flatten(1)
+
+    def _attend_copied(self, queries: Tensor, pool: Tensor, layer: int, place: Place, mixed: Tensor) -> None:
+        """``queries`` and ``mixed`` [T, K, G, D]."""
         shape = self._shape
         blocks = pool.view(-1, shape.block_size * 2 * shape.num_kv_heads * shape.head_dim)[layer:]
-        # Queries of one key/value head go side by side, so that heads need no repeating.
-        grouped = queries.view(len(queries), shape.num_kv_heads, shape.group, shape.head_dim)
-        mixed = torch.empty(grouped.shape)
-        scaled, into = grouped[: place.num_single].mul(shape.head_dim**-0.5).unbind(), mixed.unbind()
+        scaled, into = queries[: place.num_single].mul(shape.head_dim**-0.5).unbind(), mixed.unbind()
         for row in place.rows:
             torch.index_select(blocks, 0, row.blocks, out=row.dense)
             if row.tiles:
-                _attend_chunk(row, grouped[row.first : row.last], mixed[row.first : row.last])
+                _attend_chunk(row, queries[row.first : row.last], mixed[row.first : row.last])
             else:
                 weights = torch.bmm(scaled[row.first], row.keys).softmax(dim=-1)
                 torch.bmm(weights, row.values, out=into[row.first])
-        return mixed.flatten(1)
 
     def gather_blocks(self, pool: Tensor, blocks: Tensor, out: Tensor) -> None:
         torch.index_select(pool, 0, blocks, out=out)
@@ -119,14 +143,16 @@ class CpuKernels:
     def scatter_blocks(self, pool: Tensor, blocks: Tensor, rows: Tensor) -> None:
         pool.index_copy_(0, blocks.long(), rows)
 
-    def _rows(self, layout: Layout) -> Iterator[Row]:
+    def _rows(self, layout: Layout, copied: range) -> Iterator[Row]:
         shape, firsts = self._shape, layout.firsts.tolist()
-        used = -(-layout.contexts // layout.block_size)
+        contexts = layout.contexts.tolist()
         block = layout.block_size * 2 * shape.num_kv_heads * shape.head_dim
-        if self._scratch.numel() < int(used.max()) * block:
-            self._scratch = torch.empty(int(used.max()) * block)
-        for row, (context, num_blocks) in enumerate(zip(layout.contexts.tolist(), used.tolist(), strict=True)):
-            first, last = firsts[row], firsts[row + 1]
+        most = max((-(-contexts[row] // layout.block_size) for row in copied), default=0) * block
+        if self._scratch.numel() < most:
+            self._scratch = torch.empty(most)
+        for row in copied:
+            first, last, context = firsts[row], firsts[row + 1], contexts[row]
+            num_blocks = -(-context // layout.block_size)
             blocks = layout.tables[row, :num_blocks].astype(numpy.int64) * shape.num_layers
             dense = self._scratch[: num_blocks * block].view(num_blocks, block)
             tokens = dense.view(-1, 2, shape.num_kv_heads, shape.head_dim)[:context]

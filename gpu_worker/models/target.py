@@ -39,7 +39,8 @@ class Target:
             name = torch.cuda.get_device_name(self.device)
             return f"computes on {name} in bfloat16; its streams and graphs have no test that runs without a GPU"
         weights = "8 bits" if self.make_linear is int8_linear.Int8Linear else "float32"
-        return f"computes on {torch.get_num_threads()} CPU threads in float32, weights in {weights}"
+        threads = torch.get_num_threads()
+        return f"computes on {threads} CPU threads in float32, weights in {weights}; {self.kernels.described}"
 
     def put(self, weight: Tensor) -> Tensor:
         """On the device, in its precision."""

@@ -32,12 +32,20 @@ def run_without(absent: set[str], *arguments: str, root: Path) -> subprocess.Com
 
 
 def test_it_tests_itself_without_django_and_without_the_extras(project_root: Path) -> None:
-    absent = PLATFORM | {"llguidance", "gguf", "tokenizers", "transformers"}
+    absent = PLATFORM | {"llguidance", "gguf", "tokenizers", "transformers", "numba"}
     finished = run_without(absent, "--self-test", root=project_root)
     assert (finished.returncode, finished.stdout) == (0, ""), finished.stderr
     lines = finished.stderr.splitlines()
-    assert [line.partition(":")[0] for line in lines[:-1]] == ["swap", "recompute", "poison"]
+    assert [line.partition(":")[0] for line in lines[:-1]] == ["attention", "swap", "recompute", "poison"]
+    assert lines[0] == "attention: copies contexts first (numba, in the extra [cpu], would read them in place)"
     assert lines[-1].startswith("self-test passed in ")
+
+
+def test_with_the_extra_for_cpus_it_checks_the_compiled_attention(project_root: Path) -> None:
+    pytest.importorskip("numba", reason="the extra cpu is not installed")
+    finished = run_without(PLATFORM | {"triton"}, "--self-test", root=project_root)
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stderr.startswith("attention: reads contexts in place, as its reference has it in ")
 
 
 @pytest.mark.parametrize("argument", ["--help", "--executor=nonsense"])

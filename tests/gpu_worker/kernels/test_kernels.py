@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gpu_worker.kernels.self_test import Check, Guarded, KernelMismatch, Paged, Shape, among_nan, cases, must_be_close
+from gpu_worker.kernels.checking import Check, Guarded, KernelMismatch, Paged, Shape, among_nan, must_be_close
+from gpu_worker.kernels.self_test import cases
 
 CASES = cases()
 NAMES = [name for name, _ in CASES]
