@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from gateway.console.templatetags.desk import replay_rows
 from gateway.desk import preview
 from gateway.desk.preview import Previews
 from scheduler_engine.policy import PolicySnapshot, gpu_classes, snapshot_to_dict
@@ -59,6 +60,10 @@ def test_a_recorded_story_is_replayed_under_the_edit(previews: Previews, recorde
     found = settled(previews, "draft")
     assert (found.state, found.percent) == ("done", 100), found
     assert set(found.result) >= {"happened", "model", "what_if", "error_percent"}
+    rows = list(replay_rows(found.result, "classes"))
+    assert {row["run"] for row in rows} == {"happened", "model", "this edit"}
+    for run in {row["run"] for row in rows}:
+        assert sum(row["share_percent"] for row in rows if row["run"] == run) == pytest.approx(100)
 
 
 def test_a_log_that_cannot_be_read_is_told_in_a_sentence(previews: Previews, settings: Any) -> None:

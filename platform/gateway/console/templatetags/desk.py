@@ -37,6 +37,7 @@ def signed(percent: float | None) -> str:
 def replay_rows(result: Mapping[str, Any], kind: str) -> Iterator[dict[str, Any]]:
     """Three rows a class or tenant: what happened, what the model makes of the same policy, and what of the edit."""
     names = dict.fromkeys(name for run, _ in RUNS for name in result[run][kind])
+    all_per_s = {run: sum(row["tokens_per_s"] for row in result[run][kind].values()) for run, _ in RUNS}
     for name in names:
         is_first = True
         for run, title in RUNS:
@@ -53,7 +54,9 @@ def replay_rows(result: Mapping[str, Any], kind: str) -> Iterator[dict[str, Any]
                     "p99": _ms(row["ttft_ms"]["p99"]),
                     "p99_spread": _between(row.get("spread", {}).get("ttft_p99")),
                     "tokens_per_s": row["tokens_per_s"],
+                    "share_percent": 100 * row["tokens_per_s"] / all_per_s[run] if all_per_s[run] else None,
                     "preempted": sum(row["preemptions"].values()),
+                    "held": row["step_time_holds"],
                 }
                 is_first = False
 
