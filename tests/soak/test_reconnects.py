@@ -87,14 +87,22 @@ async def test_twenty_thousand_streams_that_break_off_leave_no_memory_behind(pla
     gate = asyncio.Semaphore(NUM_AT_ONCE)
     statuses: dict[bytes, int] = {}
 
+    async def broken_off() -> bytes:
+        reader, writer = await asyncio.open_connection(where.hostname, where.port)
+        writer.write(head + body)
+        status = (await asyncio.wait_for(reader.readline(), 60))[9:12]
+        await reader.read(2_048)  # some tokens
+        writer.transport.abort()
+        return status
+
     async def cycle() -> None:
         async with gate:
-            reader, writer = await asyncio.open_connection(where.hostname, where.port)
-            writer.write(head + body)
-            status = (await asyncio.wait_for(reader.readline(), 60))[9:12]
-            statuses[status] = statuses.get(status, 0) + 1
-            await reader.read(2_048)  # some tokens
-            writer.transport.abort()
+            while True:
+                status = await broken_off()
+                if status != b"429":  # a quick machine meets the tenant's requests per minute
+                    break
+                await asyncio.sleep(1)
+        statuses[status] = statuses.get(status, 0) + 1
 
     await asyncio.gather(*(cycle() for _ in range(NUM_WARM)))
     await asyncio.sleep(5)
@@ -103,7 +111,7 @@ async def test_twenty_thousand_streams_that_break_off_leave_no_memory_behind(pla
         await asyncio.gather(*(cycle() for _ in range(NUM_WARM)))
     await asyncio.sleep(5)
     after = memory_of(platform)
-    assert statuses.get(b"200", 0) > NUM_CYCLES * 0.9, statuses
+    assert statuses.get(b"200", 0) > NUM_CYCLES * 0.99, statuses
     assert after <= before * GROWTH, (before, after)
 
 

@@ -76,7 +76,7 @@ async def test_what_was_under_way_on_a_cut_connection_is_sent_once_more(
 async def test_a_silent_connection_is_given_up_and_the_next_command_has_a_new_one(
     client: LineRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wire.redis_bus.line.ANSWER_S", 0.1)
+    monkeypatch.setattr("wire.redis_bus.line.ANSWER_S", 0.5)
     with pytest.raises(exceptions.TimeoutError):
         await client.execute_command("BLPOP", "a-list-that-nobody-fills", 30)
     monkeypatch.setattr("wire.redis_bus.line.ANSWER_S", 5.0)

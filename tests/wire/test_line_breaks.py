@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -150,9 +151,9 @@ async def test_a_command_for_a_line_that_broke_meanwhile_is_told_so_at_once() ->
         assert await echo(client, 1) == 1
 
 
-@pytest.mark.parametrize("half", ["_send", "_receive"])
-async def test_a_line_half_of_which_fails_in_an_unforeseen_way_is_replaced_whole(
-    monkeypatch: pytest.MonkeyPatch, half: str
+@pytest.mark.parametrize("part", ["_send", "_receive", "_watch"])
+async def test_a_line_part_of_which_fails_in_an_unforeseen_way_is_replaced_whole(
+    monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
     """As the loop's own "the handler is closed", which is no error of the library's."""
 
@@ -164,7 +165,7 @@ async def test_a_line_half_of_which_fails_in_an_unforeseen_way_is_replaced_whole
 
     async with scripted(behave) as server, connect_async(server.url) as client:
         with monkeypatch.context() as patch:
-            patch.setattr(Line, half, broken)
+            patch.setattr(Line, part, broken)
             with pytest.raises(exceptions.ConnectionError):
                 await echo(client, 1)
         assert await echo(client, 2) == 2
@@ -172,6 +173,22 @@ async def test_a_line_half_of_which_fails_in_an_unforeseen_way_is_replaced_whole
 
 async def silent(number: int, session: Session, command: Command) -> None:
     """Takes commands and answers none."""
+
+
+async def test_a_silent_connection_is_given_up_also_where_nobody_waits_long_enough(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("wire.redis_bus.line.ANSWER_S", 0.1)
+
+    async def behave(number: int, session: Session, command: Command) -> None:
+        if number > 0:
+            await session.echo(command)
+
+    async with scripted(behave) as server, connect_async(server.url) as client:
+        while server.num_connections < 2:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(echo(client, 1), 0.01)
+        assert await echo(client, 2) == 2
 
 
 async def test_whoever_waits_when_the_client_is_closed_is_told_so_and_nothing_is_opened_any_more() -> None:

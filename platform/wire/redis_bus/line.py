@@ -16,7 +16,7 @@ from redis import exceptions
 from redis.asyncio import Redis
 from redis.asyncio.connection import AbstractConnection
 
-ANSWER_S = 5.0
+ANSWER_S = 5.0  # the longest silence while somebody waits
 
 
 class Unreachable(exceptions.ConnectionError):
@@ -32,7 +32,7 @@ class Line:
         self._unsent: list[bytes] = []
         self._has_unsent = asyncio.Event()
         self._waiting: deque[asyncio.Future[Any]] = deque()  # in the order of their commands
-        self._tasks = [asyncio.create_task(self._guarded(work)) for work in (self._send, self._receive)]
+        self._tasks = [asyncio.create_task(self._guarded(work)) for work in (self._send, self._receive, self._watch)]
 
     async def ask(self, *command: Any) -> Any:
         """Raises RedisError: that is the answer, or none came."""
@@ -42,12 +42,7 @@ class Line:
         self._unsent += self._connection.pack_command(*command)
         self._waiting.append(answer)
         self._has_unsent.set()
-        try:
-            async with asyncio.timeout(ANSWER_S):
-                return await answer
-        except TimeoutError:
-            self._break(f"no answer within {ANSWER_S:.0f} s")
-            raise exceptions.TimeoutError(f"no answer within {ANSWER_S:.0f} s") from None
+        return await answer
 
     async def _send(self) -> None:
         while await self._has_unsent.wait():
@@ -71,25 +66,34 @@ class Line:
             else:
                 answer.set_result(reply)
 
+    async def _watch(self) -> None:
+        """Also where all who wait are gone before their time: one clock for all costs less than one for each."""
+        oldest = None
+        while not self._waiting or self._waiting[0] is not oldest:
+            oldest = self._waiting[0] if self._waiting else None
+            await asyncio.sleep(ANSWER_S / 2)
+        raise exceptions.TimeoutError(f"no answer within {ANSWER_S:.0f} s")
+
     async def _guarded(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Whatever ends one half ends the other: half a line answers nobody."""
+        """Whatever ends one part ends the others: a part of a line answers nobody."""
         try:
             await work()
         except Exception as error:
-            self._break(f"{type(error).__name__}: {error}")
+            self._break(error)
             await self._connection.disconnect(nowait=True)
 
-    def _break(self, why: str) -> None:
+    def _break(self, why: Exception) -> None:
+        kind = exceptions.TimeoutError if isinstance(why, exceptions.TimeoutError) else exceptions.ConnectionError
         self.is_broken = True
         for answer in self._waiting:
             if not answer.done():
-                answer.set_exception(exceptions.ConnectionError(why))
+                answer.set_exception(kind(f"{type(why).__name__}: {why}"))
         self._waiting.clear()
         for task in self._tasks:
             task.cancel()
 
     async def close(self) -> None:
-        self._break("the connection was closed")
+        self._break(exceptions.ConnectionError("the connection was closed"))
         await asyncio.wait(self._tasks)
         await self._connection.disconnect(nowait=True)
 
