@@ -17,7 +17,7 @@ from gateway.gate import Record
 from wire.messages import Released
 
 MIN_AGE = timedelta(seconds=30)
-GRACE_S = 60.0  # a live worker cancels and settles a lost gateway's responses after 15 s
+GRACE_S = 60.0  # a live worker cancels and settles a lost gateway's responses within 15 s
 MAX_PER_SWEEP = 500
 
 
