@@ -1,10 +1,10 @@
 """Steps of the demo's model on this CPU: packed, 8-bit and plain torch linears in turn, in one process, by CPU time.
 
-With them ``copied``: packed linears and the attention of a worker without numba, which copies contexts. Shows what a
-step is made of: its share of attention, and what that share would be if keys and values were only read, at
-the rate at which this machine reads memory; what lies outside the forward; how much of the rate of a large matrix
-product a prefill reaches, with its attention's products counted and without. Knows the executor and made-up plans; no
-server and no scheduler is in it.
+With them ``copied``, packed linears with the attention of a worker without numba, which copies contexts, and ``spare``,
+packed ones with a plain copy for single rows (``--spare-weights``). Shows what a step is made of: its share of
+attention, and what that share would be if keys and values were only read, at the rate at which this machine reads
+memory; what lies outside the forward; how much of the rate of a large matrix product a prefill reaches, with its
+attention's products counted and without. Knows the executor and made-up plans; no server and no scheduler is in it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from torch import Tensor
 
 from benchmarks.figures import machine, report, say
 from gpu_worker.demo_model import DEFAULT_FOLDER, fetch
+from gpu_worker.device import large_pages
 from gpu_worker.device.building import assemble
 from gpu_worker.device.kv_cache import bytes_per_block
 from gpu_worker.device.model_executor import ModelExecutor
@@ -64,6 +65,7 @@ class Subject:
     def __init__(self, path: Path, target: Target) -> None:
         weights = open_weights(path)
         model = Llama(weights, target)
+        large_pages.collapse()
         self.executor: ModelExecutor = assemble(model, kv_mib=KV_MIB, host_kv_mib=0)
         self.executor.cache.device_pool.normal_(generator=torch.Generator().manual_seed(0))
         self._forward, self._attention = Clock(), Clock()
@@ -127,12 +129,13 @@ def _cpu_ns(work: Callable[[], object]) -> int:
 
 def measure(path: Path, repetitions: int) -> dict[str, Any]:
     config = open_weights(path).config
-    full = target_for(config, spare_weights=True)
+    full = target_for(config)
     subjects = {
         "packed": Subject(path, full),
         "plain": Subject(path, Target(full.device, full.dtype, target_for(config).kernels, plain_linear)),
         "int8": Subject(path, target_for(config, precision="int8")),
         "copied": Subject(path, replace(full, kernels=CpuKernels(pool_shape(config, BLOCK_SIZE)))),
+        "spare": Subject(path, target_for(config, spare_weights=True)),
     }
     plans = {f"decode {rows} x {context}": decode(rows, context) for rows, context in DECODES}
     plans[f"prefill {PREFILL}"] = prefill(PREFILL)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from gpu_worker.device import cuda_device
+from gpu_worker.device import cuda_device, large_pages
 from gpu_worker.device.kv_cache import KvCache, bytes_per_block
 from gpu_worker.device.model_executor import ModelExecutor
 from gpu_worker.executor import ExecutorShape
@@ -43,6 +43,8 @@ def build(
     weights = open_weights(Path(model_path))
     model = Llama(weights, target_for(weights.config, device, precision, spare_weights=spare_weights))
     _return_freed_memory()
+    if model.target.device.type == "cpu":
+        large_pages.collapse()
     return assemble(model, kv_mib=kv_mib, host_kv_mib=host_kv_mib)
 
 
