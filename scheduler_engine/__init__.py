@@ -3,7 +3,7 @@
 ``scheduler`` has the two verbs, ``planning`` the order in which a step is decided, ``state`` what there is. The seven
 rules (docs/scheduling.md), each with the modules that are all of it:
 
-1. Order: ``queues``, ``fairness``; what a deadline makes of it: ``deadlines``
+1. Order: ``queues``, ``fairness``, ``standing``; what a deadline makes of it: ``deadlines``
 2. Progress: ``budget``, ``decoding``
 3. Room: ``room``, ``preemption``, ``cost``; copies made ahead: ``save_ahead``, ``checkpoints``
 4. Calm: ``peak``, ``headroom``, ``governor``; the last room of a class: ``entry``

@@ -90,11 +90,11 @@ def predicted_wait_us(state: EngineState, live: LiveRequest) -> int:
     account, queue = live.account, state.queues[live.rank]
     above_us = 0
     for higher in range(live.rank):
-        above_us += state.queues[higher].waiting_us
-    dearer_us = queue.waiting_us_above(live.request.value_micros)
+        above_us += state.queues[higher].ready_us
+    dearer_us = min(queue.ready_us, queue.waiting_us_above(live.request.value_micros))
     weights = max(account.weight, state.accountant.active_weight(live.rank))
     shared_us = queue.waiting_us_of(account) * weights // account.weight
-    return above_us + dearer_us + min(queue.waiting_us - dearer_us, shared_us)
+    return above_us + dearer_us + min(queue.ready_us - dearer_us, shared_us)
 
 
 def calibrated(state: EngineState, rank: int, wait_us: int, percent: int) -> int:
@@ -121,7 +121,7 @@ def retry_after_us(state: EngineState, live: LiveRequest) -> int:
 
 def note_wait(state: EngineState, live: LiveRequest, now_us: int) -> None:
     """Learn from a wait that has ended, by a start or because it took too long (then it would have been longer)."""
-    if live.state is State.WAITING:
+    if live.state is State.WAITING and not live.account.at_concurrency:
         state.calibrations[live.rank].observe(predicted_us=live.predicted_wait_us, actual_us=now_us - live.arrival_us)
 
 
@@ -156,5 +156,5 @@ def is_closed(state: EngineState, rank: int) -> bool:
 
 def class_wait_us(state: EngineState, rank: int, percent: int) -> int:
     """Estimated start of a request that comes last in its class."""
-    wait_us = sum(state.queues[higher].waiting_us for higher in range(rank + 1))
+    wait_us = sum(state.queues[higher].ready_us for higher in range(rank + 1))
     return calibrated(state, PriorityClass(rank), wait_us, percent)

@@ -18,15 +18,27 @@ def is_owed_room(state: EngineState, rank: int) -> bool:
 
 
 def beyond_floor(state: EngineState, rank: int) -> list[LiveRequest]:
-    """Whom a class in debt can spare: of those on the device the first ones are its floor's part, and stay."""
-    spare: list[LiveRequest] = []
+    """Whom a class in debt can spare: of those on the device the first ones that its floor's part has room for stay;
+    where none is so small, the smallest.
+    """
+    kept: list[LiveRequest] = []
     num_blocks = 0
     first = sorted(state.running.on_device(rank), key=lambda live: (live.state is State.HELD, live.order_key))
-    for number, live in enumerate(first):
-        if _is_floor_part(state, rank, num_requests=number, num_blocks=num_blocks):
-            spare.append(live)
-        num_blocks += len(live.block_table)
-    return spare
+    for live in first:
+        more_blocks = num_blocks + len(live.block_table)
+        if _is_within_floor(state, rank, num_requests=len(kept) + 1, num_blocks=more_blocks):
+            kept.append(live)
+            num_blocks = more_blocks
+    if not kept and first:
+        kept.append(min(first, key=lambda live: (len(live.block_table), live.order_key)))
+    return [live for live in first if live not in kept]
+
+
+def _is_within_floor(state: EngineState, rank: int, *, num_requests: int, num_blocks: int) -> bool:
+    """True when it is no more than the floor's part of either; one request is not too many."""
+    floor_percent, config = state.classes[rank].floor_percent, state.config
+    has_slots = num_requests == 1 or 100 * num_requests <= floor_percent * config.num_slots
+    return has_slots and 100 * num_blocks <= floor_percent * config.num_blocks
 
 
 def _is_floor_part(state: EngineState, rank: int, *, num_requests: int, num_blocks: int) -> bool:

@@ -58,10 +58,10 @@ def is_kept_out(state: EngineState, live: LiveRequest, peak_blocks: int) -> bool
     rank = live.rank
     if live.state is not State.WAITING or not _is_shared(state, live):
         return False
-    slot_cap = state.slot_cap(rank)
-    used = sum(state.running.num_in_slots(higher) for higher in range(rank + 1))
-    account = live.account
-    if used + 1 > slot_cap - _kept(slot_cap) and _if_all_had(state, account, account.num_started) >= slot_cap:
+    account, slot_cap, num_in_slots = live.account, state.slot_cap(rank), state.running.num_in_slots
+    left = state.config.num_slots - sum(num_in_slots(higher) for higher in range(rank + 1))
+    has_its_share = _if_all_had(state, account, account.num_started) >= slot_cap
+    if has_its_share and min(left, slot_cap - num_in_slots(rank)) <= _kept(slot_cap):
         return True
     if peak_blocks <= state.memory_cap(live) - state.config.num_blocks // _DIVISOR:
         return False

@@ -116,7 +116,7 @@ class FairnessAccountant:
         self._unreported_units = 0
         self._accounts: dict[tuple[PriorityClass, str], Account] = {}
         self._weights = [0 for _ in PriorityClass]
-        self._levels = [0 for _ in PriorityClass]  # the most service of a tenant that has fallen idle
+        self._levels = [0 for _ in PriorityClass]  # the most service that anybody had who left the device
         self._totals: dict[str, TenantTotal] = {}
         self._total_weight = 0  # of tenants with live requests
         self._turned_us = 0
@@ -195,7 +195,6 @@ class FairnessAccountant:
         account.total.num_live -= 1
         if account.num_live == 0:
             self._weights[account.priority_class] -= account.weight
-            self._levels[account.priority_class] = max(self._levels[account.priority_class], account.service)
         if account.total.num_live == 0:
             self._total_weight -= account.total.weight
 
@@ -203,8 +202,8 @@ class FairnessAccountant:
         """The tenant wants more than it has, after a time in which it did not. No credit for that time, and no place
         behind the others either: its service is lifted to just under ``least``, the least served who waits already.
 
-        Where nobody waits, to the most that anybody had who is ``on_device`` or has fallen idle: what was had while
-        nobody else wanted it is not held against those who had it.
+        Where nobody waits, to the most that anybody had who is ``on_device`` or was there: what was had while nobody
+        else wanted it is not held against those who had it.
         """
         if least is not None:
             account.lift(least.service - 1)
@@ -220,6 +219,10 @@ class FairnessAccountant:
         before = self._served_units[rank]
         self._served_units[rank] = before + units
         return (before + units >> UNIT_BITS) - (before >> UNIT_BITS)
+
+    def note_end(self, account: Account) -> None:
+        """Somebody of the tenant leaves the device."""
+        self._levels[account.priority_class] = max(self._levels[account.priority_class], account.service)
 
     def note_start(self, account: Account) -> None:
         """Somebody of the tenant comes to the device."""

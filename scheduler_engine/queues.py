@@ -68,6 +68,7 @@ class ClassQueue:
     def __init__(self) -> None:
         self.num_waiting = 0
         self.waiting_us = 0
+        self.parked_us = 0  # of ``waiting_us``: of tenants that a cap of their own holds back
         self._us_of_value: dict[int, int] = {}  # estimated device time of what waits, by its value
         self._lines: dict[Account, TenantLine] = {}
         self._num_versions = 0
@@ -83,6 +84,8 @@ class ClassQueue:
         line.push(live)
         self.num_waiting += 1
         self.waiting_us += live.estimated_gpu_us
+        if line.is_parked:
+            self.parked_us += live.estimated_gpu_us
         value = live.request.value_micros
         self._us_of_value[value] = self._us_of_value.get(value, 0) + live.estimated_gpu_us
         if line.head() is live:
@@ -95,6 +98,8 @@ class ClassQueue:
         line.remove(live)
         self.num_waiting -= 1
         self.waiting_us -= live.estimated_gpu_us
+        if line.is_parked:
+            self.parked_us -= live.estimated_gpu_us
         value = live.request.value_micros
         self._us_of_value[value] -= live.estimated_gpu_us
         if not self._us_of_value[value]:
@@ -136,13 +141,28 @@ class ClassQueue:
         """No tenant in the order has had less. O(1): where charges have come since, it may be too low."""
         return self._heap[0][0] if self._heap else 0
 
-    def unpark(self, account: Account) -> None:
-        """A request of the tenant has ended: its line may come back into the order."""
+    def is_parked(self, account: Account) -> bool:
+        """True while a cap of its own holds the tenant back, though somebody of it waits."""
         line = self._lines.get(account)
-        if line is not None and line.is_parked:
-            head = line.head()
-            if head is not None:
-                self._list(line, head)
+        return line is not None and line.is_parked
+
+    def tenants(self) -> list[Account]:
+        """With somebody who waits."""
+        return list(self._lines)
+
+    def park(self, account: Account) -> None:
+        """Out of the order if a cap of its own holds the tenant's next one back; one that has begun may go on."""
+        line = self._lines.get(account)
+        head = None if line is None else line.head()
+        if line is not None and head is not None and head.order_key[0] and account.at_concurrency:
+            self._unlist(line)
+            self._park(line, True)
+
+    def unpark(self, account: Account) -> None:
+        """Back into the order, until its cap is found to hold it still."""
+        line = self._lines[account]
+        if (head := line.head()) is not None:
+            self._list(line, head)
 
     def unlist(self, account: Account) -> None:
         """Out of the order until ``relist``, in the same step: the tenant's turn is over."""
@@ -155,11 +175,14 @@ class ClassQueue:
         if line is not None and head is not None and not line.is_parked:
             self._list(line, head)
 
-    def unpark_all(self) -> None:
-        """The caps may have changed."""
+    def forget_first(self) -> None:
+        """The caps may have changed: who is the head has to be looked up."""
         self._first = None
-        for account in list(self._lines):
-            self.unpark(account)
+
+    @property
+    def ready_us(self) -> int:
+        """Estimated device time of what waits for the device alone."""
+        return self.waiting_us - self.parked_us
 
     def is_in_order(self, account: Account) -> bool:
         """True while somebody of the tenant waits and no cap of its own holds the tenant back."""
@@ -199,6 +222,7 @@ class ClassQueue:
     def _park(self, line: TenantLine, is_parked: bool) -> None:
         if line.is_parked != is_parked:
             line.is_parked = is_parked
+            self.parked_us += line.waiting_us if is_parked else -line.waiting_us
             self.line_changes.append((line.account, is_parked))
 
     def _list(self, line: TenantLine, head: LiveRequest) -> None:
@@ -214,5 +238,7 @@ class ClassQueue:
         waiting_us = sum(live.estimated_gpu_us for live in waiting)
         if waiting_us != self.waiting_us or waiting_us != sum(line.waiting_us for line in self._lines.values()):
             raise BrokenBooks(f"queue says {self.waiting_us} us wait, {waiting_us} us do")
+        if sum(line.waiting_us for line in self._lines.values() if line.is_parked) != self.parked_us:
+            raise BrokenBooks(f"queue says {self.parked_us} us wait for caps of their own")
         if sum(self._us_of_value.values()) != waiting_us:
             raise BrokenBooks(f"queue says {self._us_of_value} us wait by value, {waiting_us} us do")

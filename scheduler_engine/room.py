@@ -64,7 +64,7 @@ class Room:
         self._is_owed = [is_owed_room(state, rank) for rank in RANKS]
         owed_rank, state.owed_rank = state.owed_rank, None
         owed = None if owed_rank is None or not self._is_owed[owed_rank] else state.queues[owed_rank].head()
-        if owed is not None:
+        if owed is not None and not self._is_at_slot_cap(owed.rank):
             need = Need(1, self.blocks_needed(owed))
             self._earmarks.append(Earmark(owed, need, binds_own_class=False, binds_others=True))
 
@@ -209,6 +209,9 @@ class Room:
         return Cause.MEMORY if self.blocks_needed(live) > state.device.num_free else Cause.EARMARK
 
     def earmark(self, live: LiveRequest) -> None:
+        """Set aside what it waits for; nothing for one that only an end in its own class can help."""
+        if self._is_at_slot_cap(live.rank):
+            return
         need = Need(0 if live.state is State.HELD else 1, self.blocks_needed(live))
         waits_for_copy = live.request_id in self._state.fences.values()
         is_patient = self._patient is live

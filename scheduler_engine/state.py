@@ -31,6 +31,7 @@ from scheduler_engine.queues import ClassQueue
 from scheduler_engine.request import RequestId
 from scheduler_engine.returns import ReturnBook
 from scheduler_engine.running import RunningSet
+from scheduler_engine.standing import begin_to_wait, come_back
 from scheduler_engine.tally import Tally
 from scheduler_engine.value import ValueLevels
 
@@ -83,7 +84,10 @@ class EngineState:
         }
         self.accountant.set_policies(self.cells)
         for queue in self.queues:
-            queue.unpark_all()
+            queue.forget_first()
+            for account in queue.tenants():
+                come_back(self, account)
+                queue.park(account)
 
     def account(self, priority_class: PriorityClass, tenant_id: str) -> Account:
         account = self.accountant.account(priority_class, tenant_id)
@@ -144,17 +148,8 @@ class EngineState:
 
     def line_up(self, live: LiveRequest) -> None:
         """The same for one whose device time has just been estimated."""
-        self._begin_to_wait(live.account)
+        begin_to_wait(self, live.account)
         self.queues[live.rank].push(live)
-
-    def _begin_to_wait(self, account: Account) -> None:
-        """Somebody of the tenant comes into its class's order; others of it may be there already."""
-        queue = self.queues[account.priority_class]
-        if queue.is_in_order(account):
-            return
-        head = queue.head()
-        on_device = (live.account for live in self.running.on_device(account.priority_class))
-        self.accountant.begin_to_wait(account, None if head is None else head.account, on_device)
 
     def borrow_prefix(self, live: LiveRequest) -> None:
         """While a request with nothing of its own is tried for a start it owns what the cache has of its prefix. The
@@ -197,6 +192,7 @@ class EngineState:
         if is_first:
             live.cached_tokens = live.computed
             live.account.num_started += 1
+            self.queues[live.rank].park(live.account)
             if live.first_start_us is None:
                 live.first_start_us = draft.now_us
         else:
@@ -234,6 +230,7 @@ class EngineState:
         costs = self.journal.lever_costs(live, lever)
         was_running = live.state in IN_SLOT
         self.running.remove(live)
+        self.accountant.note_end(live.account)
         live.suspended_step = draft.step
         live.num_preemptions += 1
         if was_running:
@@ -346,14 +343,23 @@ class EngineState:
 
     def reject(self, live: LiveRequest, reason: RejectReason, retry_after_us: int | None, now_us: int) -> None:
         """The end of one that never ran: uncharged, with a hint when to come back."""
+        is_held_back = live.account.at_concurrency
         self._release(live)
-        self.note_refusal(live, reason, retry_after_us, now_us)
+        self.note_refusal(live, reason, retry_after_us, now_us, of_capacity=not is_held_back)
         self.journal.ended_as(live, reason)
         self.outbox.rejected.append(Rejected(live.request_id, reason, retry_after_us, live.waits.told()))
 
-    def note_refusal(self, live: LiveRequest, reason: RejectReason, retry_after_us: int | None, now_us: int) -> None:
-        """For the ladder, and for the promise it may have been given."""
-        of_capacity = retry_after_us is not None and reason is not RejectReason.DRAINING
+    def note_refusal(
+        self,
+        live: LiveRequest,
+        reason: RejectReason,
+        retry_after_us: int | None,
+        now_us: int,
+        *,
+        of_capacity: bool = True,
+    ) -> None:
+        """For the ladder, and for the promise it may have been given. ``of_capacity``: no limit of its own did it."""
+        of_capacity = of_capacity and retry_after_us is not None and reason is not RejectReason.DRAINING
         self.overload.note_shed(live.rank, reason, now_us, of_capacity=of_capacity)
         if live.is_promised and of_capacity:
             self.returns[live.rank].note(is_kept=False)
@@ -361,6 +367,7 @@ class EngineState:
     def _release(self, live: LiveRequest) -> None:
         del self.lives[live.request_id]
         if live.state in ON_DEVICE:
+            self.accountant.note_end(live.account)
             self.checkpoints.close(live)
             self.running.remove(live)
             self.peak.remove(live)
@@ -376,8 +383,6 @@ class EngineState:
             self.host.give(live.host_blocks)
         if live.state is not State.WAITING:
             live.account.num_started -= 1
-            if self.queues[live.rank].num_waiting_of(live.account):
-                self._begin_to_wait(live.account)
-                self.queues[live.rank].unpark(live.account)
+            come_back(self, live.account)
         live.host_blocks = []
         self.accountant.leave(live.account)

@@ -258,6 +258,7 @@ def test_where_nobody_waits_who_begins_to_is_level_with_the_most_that_anybody_ha
         accountant.serve(BATCH, us * UNITS_PER_US)
     accountant.begin_to_wait(comes, None, [runs, left])
     assert comes.service == left.service
+    accountant.note_end(left)
     accountant.leave(left)
     runs.charge(100 * UNITS_PER_US)
     later = accountant.account(BATCH, "Sol")

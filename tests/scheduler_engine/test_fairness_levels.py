@@ -91,3 +91,31 @@ def test_a_head_that_is_kept_out_of_the_last_slots_holds_up_nobody_they_are_kept
         loads.keep((3 * SECOND_US) + number * 100_000, loud=(90, 64, 1_500))
     world.run(20)
     assert max(world.story(chat).ttft_us for chat in chats) <= 100_000
+
+
+@pytest.mark.parametrize("bar", [{"allowed": False}, {"concurrency": 0}, {"concurrency": 1}])
+def test_a_tenant_that_an_edit_lets_in_again_banked_no_credit_while_it_was_held_back(bar: dict[str, Any]) -> None:
+    loads = Loads(BATCH)
+    loads.keep(2 * SECOND_US, heavy=HEAVY, held=FLOOD)
+    row = TenantClassPolicy(tenant_id="held", priority_class=BATCH, **bar)
+    loads.world.engine.set_policy(policy(row, version=2))
+    loads.keep(40 * SECOND_US, heavy=HEAVY)
+    loads.world.engine.set_policy(policy(version=3))
+    before = loads.charges()
+    loads.keep(50 * SECOND_US, heavy=HEAVY, held=FLOOD)
+    had = loads.charges() - before
+    assert abs(had["heavy"] - had["held"]) <= 0.15 * had["heavy"]
+
+
+def test_what_a_barred_tenant_had_before_is_not_held_against_it_by_one_that_came_meanwhile() -> None:
+    loads = Loads(BATCH)
+    loads.keep(30 * SECOND_US, first=FLOOD)
+    bar = TenantClassPolicy(tenant_id="first", priority_class=BATCH, allowed=False)
+    loads.world.engine.set_policy(policy(bar, version=2))
+    loads.keep(36 * SECOND_US, first=(0, 0, 0))  # those who run come to their end
+    loads.keep(40 * SECOND_US, new=FLOOD)
+    loads.world.engine.set_policy(policy(version=3))
+    before = loads.charges()
+    loads.keep(50 * SECOND_US, first=FLOOD, new=FLOOD)
+    had = loads.charges() - before
+    assert abs(had["first"] - had["new"]) <= 0.15 * had["new"]

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from scheduler_engine.claims import beyond_floor
 from scheduler_engine.errors import Misuse
 from scheduler_engine.events import RejectReason
 from scheduler_engine.governor import Governor
@@ -111,6 +112,59 @@ def test_a_class_at_its_cap_of_slots_waits_for_its_own_and_pushes_out_no_lower_c
     world.run(10)
     assert sum(world.story(chat).first_planned_step is not None for chat in chats) == 4
     assert not any(world.story(i).preempted for i in batch)
+
+
+def test_a_class_in_debt_keeps_no_more_than_its_floors_part_and_one_request_at_least() -> None:
+    world = World(400, 8, None, policy=with_class(BATCH, floor_percent=30), check=False, max_model_len=8_192)
+    batch = world.many(4, BATCH, 620, 200)  # a tenth of the memory each
+    world.run(20)
+    state = world.engine._state
+    assert [live.request_id for live in beyond_floor(state, BATCH)] == batch[2:], "two of eight slots are a quarter"
+    state.classes = with_class(BATCH, floor_percent=1).classes
+    assert len(beyond_floor(state, BATCH)) == 3
+
+
+def test_the_slot_that_a_class_may_not_have_is_for_those_below_it() -> None:
+    world = World(4_000, 2, None, policy=with_class(INTERACTIVE, cap_slots_percent=50), check=False)
+    chats, batch = Streams(world, INTERACTIVE, 32, 40, "Aurora"), Streams(world, BATCH, 64, 40, "Bulk")
+    while world.now_us < 5 * SECOND_US:
+        chats.keep(3)
+        batch.keep(3)
+        world.run_step()
+    assert had_us(world, BATCH) >= 0.4 * world.busy_us
+
+
+def test_slots_of_a_higher_class_do_not_count_against_a_class_that_is_capped_and_shared() -> None:
+    rules = with_class(DEFAULT, policy(max_queue_wait_ms=None), cap_slots_percent=50)
+    world = World(8_000, 16, None, policy=rules, check=False, max_model_len=8_192)
+    world.many(7, INTERACTIVE, 32, 4_000, tenant="Chats")
+    world.submit(DEFAULT, 32, 5, tenant="Quiet")
+    world.run(20)
+    loud = Streams(world, DEFAULT, 64, 400, "Loud")
+    used = []
+    for _ in range(200):
+        loud.keep(20)
+        world.run_step()
+        used.append(world.engine._state.running.num_in_slots(DEFAULT))
+    assert max(used) == 7, "eight less the one that is kept for others"
+
+
+@pytest.mark.parametrize("bar", [{"concurrency": 1}, {"allowed": False}], ids=["one at once", "not allowed"])
+def test_who_waits_for_a_limit_of_its_own_is_no_work_ahead_and_no_overload(bar: dict[str, int]) -> None:
+    world = World(4_000, 64, None, check=False, max_model_len=8_192)
+    batch = Streams(world, BATCH, 200, 60, "Bulk")
+    cell = TenantClassPolicy(tenant_id="Nova", priority_class=DEFAULT, **bar)  # type: ignore[arg-type]
+    world.many(300, DEFAULT, 600, 200, tenant="Nova")
+    world.run(1)
+    world.engine.set_policy(policy(cell, version=2))
+    rungs = set()
+    while world.now_us < 20 * SECOND_US:
+        batch.keep(60)
+        world.run_step()
+        if world.now_us > 5 * SECOND_US:
+            rungs.add(world.engine._state.overload.rung.name)
+    assert rungs == {"CALM"}
+    assert had_us(world, BATCH) > 10 * SECOND_US
 
 
 @pytest.mark.parametrize("bar", [{"concurrency": 0}, {"allowed": False}], ids=["none at once", "not allowed"])
