@@ -9,7 +9,7 @@ PYTHON ?= python3
 ARGS ?=
 WORKERS ?= 3
 TORCH_INDEX ?=
-EXTRAS := platform,worker,grammar,demo
+EXTRAS := platform,worker,cpu,grammar,demo
 # A comma inside an argument of $(call …).
 , := ,
 RUN := .venv/bin/python
