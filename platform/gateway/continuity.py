@@ -69,6 +69,9 @@ class Continuity:
 
     async def go_on(self) -> None:
         """Find a worker for every response that has none; give up those that have waited too long. Raises BusError."""
+        for stream in self._streams:
+            if stream.awaits_attach and stream.end is None:
+                await self._end_from_output(stream)
         for stream in self._streams.homeless():
             if stream.is_unsent:
                 await self._send(stream)
@@ -76,13 +79,13 @@ class Continuity:
                 await self._give_up(stream)
             else:
                 await self._find_worker(stream)
-        for stream in self._streams:
-            if stream.awaits_attach and stream.end is None:
-                await self._end_from_output(stream)
 
     def _is_hopeless(self, stream: ResponseStream) -> bool:
-        """Nobody reads it, or what was delivered before we took it over is not known, or no worker came for long."""
-        if stream.abandoned_at_s is not None or stream.awaits_attach:
+        """Nobody reads it, or no worker came for long, or its reader had something that is not known here.
+
+        One in the background is begun anew instead: it draws the same tokens again.
+        """
+        if stream.abandoned_at_s is not None or (stream.awaits_attach and not stream.outlives_readers):
             return True
         return stream.homeless_since_s is not None and self._clock_s() - stream.homeless_since_s > HOMELESS_S
 
@@ -224,11 +227,12 @@ class Continuity:
 def next_attempt(stream: ResponseStream, attempt: int, gateway_id: str) -> Submit:
     """The Submit that goes on where the last one stopped: what was delivered is history, and nothing sheds it now.
 
-    Of one that had not begun, the time that has passed is taken off its durations.
+    Nor one that may have begun before it was taken over: it starts at its first token. Of one that had not begun, the
+    time that has passed is taken off its durations.
     """
     first = stream.first_submit
     submit = replace(first, attempt=attempt, gateway_id=gateway_id, ended_choices=stream.ended_choices)
-    if stream.has_started:
+    if stream.has_started or stream.awaits_attach:
         delivered = tuple(tuple(choice.token_ids) for choice in stream.choices)
         return replace(
             submit,

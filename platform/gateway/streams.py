@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 STALLED_AFTER_S = 30.0  # unread tokens this old: the reader is taken for gone
 ABANDONED_LEASE_S = 10.0  # a cancelled response keeps its lease this long, also when its worker hangs
-LINGER_S = 15.0  # how long a response that was taken over waits for a reader to come again
+LINGER_S = 15.0  # how long a response that was taken over, and is not in the background, waits for a reader
 LOST_AFTER_S = 3.0  # a worker without a fresh snapshot
 NOWHERE = ("", 0)  # the worker of a response that waits for one to go on with it
 
@@ -217,7 +217,9 @@ class ResponseStream:
         self._wake()
 
     def linger(self) -> None:
-        self.lingers, self.unread_since_s = True, self._clock_s()
+        """Wait for a reader from now on; one that outlives its readers waits for nobody."""
+        if not self.outlives_readers:
+            self.lingers, self.unread_since_s = True, self._clock_s()
 
     @property
     def is_forgotten(self) -> bool:

@@ -166,22 +166,80 @@ async def test_a_response_of_another_tenant_is_not_there(world: Any) -> None:
         assert await world.runtime.continuity.find("bulk", response_id) is None
 
 
+async def dies(world: Any, response_id: str) -> None:
+    """Its gateway, as if it had been killed: nobody has the stream, and a dead gateway's outbox is nobody else's."""
+    world.worker.answer_to("gateway-dead")
+    await world.until(lambda: world.redis.exists(world.redis_keys.outbox("gateway-dead")))
+    world.runtime.streams.forget(world.runtime.streams.get(response_id))
+    owner = await world.runtime.ownership.owner(response_id)
+    assert await world.runtime.ownership.move(
+        response_id, owner, gateway_id="gateway-dead", attempt=1, worker=("worker-1", owner.epoch)
+    )
+
+
 async def test_a_background_response_whose_gateway_died_is_adopted_before_its_worker_gives_up(world: Any) -> None:
     slowly(world)
     async with second_gateway(world) as other:
         response_id = await background(world)
         await world.until(lambda: world.worker.generated.get(response_id, 0) > 20)
-        world.worker.answer_to("gateway-dead")  # a dead gateway's outbox is nobody else's
-        await world.until(lambda: world.redis.exists(world.redis_keys.outbox("gateway-dead")))
-        world.runtime.streams.forget(world.runtime.streams.get(response_id))  # as if it had been killed
-        dead = await world.runtime.ownership.owner(response_id)
-        assert await world.runtime.ownership.move(
-            response_id, dead, gateway_id="gateway-dead", attempt=1, worker=("worker-1", dead.epoch)
-        )
+        await dies(world, response_id)
         await world.until(lambda: any(r.streams.get(response_id) is not None for r in (other, world.runtime)), 10.0)
         owner = next(r for r in (other, world.runtime) if r.streams.get(response_id) is not None)
         assert await text_of(owner.streams.get(response_id).read()) == ANSWER
     await world.until(lambda: world.slots_in_use() == 0)
+
+
+async def test_a_background_response_that_was_adopted_goes_on_to_its_end_without_any_reader(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.streams.LINGER_S", 0.1)
+    monkeypatch.setattr("gateway.runtime.HEARTBEAT_S", 0.05)
+    monkeypatch.setattr("gateway.runtime.ADOPT_S", 0.05)
+    world.worker.script.answer, world.worker.step_s = b"x" * 200, 0.01
+    async with second_gateway(world):
+        response_id = await background(world)
+        await world.until(lambda: world.worker.generated.get(response_id, 0) > 5)
+        await dies(world, response_id)
+        await world.until(lambda: world.slots_in_use() == 0, 20.0)
+    assert world.worker.cancels == []
+    ended = [message for message in world.usage_messages() if isinstance(message, Usage)]
+    assert [(usage.terminal, usage.output_tokens) for usage in ended] == [("completed", 200)]
+
+
+async def test_a_background_response_that_lost_its_gateway_and_then_its_worker_is_begun_anew_and_charged_once(
+    world: Any,
+) -> None:
+    """What its dead gateway had delivered is known to nobody; the next worker draws the same tokens again."""
+    slowly(world)
+    response_id = await background(world, extra_body={"max_queue_wait_ms": 60_000, "deadline_ms": 60_000})
+    await world.until(lambda: world.worker.generated.get(response_id, 0) > 20)
+    await dies(world, response_id)
+    await asyncio.to_thread(world.worker.restart)
+    await world.until(lambda: world.runtime.streams.get(response_id) is not None, 10.0)
+    assert await text_of(world.runtime.streams.get(response_id).read()) == ANSWER
+    _, second = world.worker.submits
+    assert (second.attempt, second.delivered_token_ids) == (2, ((),))
+    assert (second.max_queue_wait_us, second.remaining_first_token_us, second.remaining_hard_deadline_us) == (None,) * 3
+    assert [type(message) for message in world.usage_messages()] == [Reserved, Usage]
+    await world.until(lambda: world.slots_in_use() == 0)
+    assert world.money("aurora", "default")["open"] == 0
+
+
+async def test_a_stream_that_lost_its_gateway_and_then_its_worker_ends_free_of_charge(world: Any) -> None:
+    """Its reader may hold tokens that nobody knows of any more."""
+    slowly(world)
+    stream, response_id = await created(world)
+    await world.until(lambda: world.worker.generated.get(response_id, 0) > 20)
+    await dies(world, response_id)
+    await asyncio.to_thread(world.worker.restart)
+    reader = (await world.runtime.continuity.find("aurora", response_id)).stream.read()
+    end = None
+    while end is None:
+        end = (await asyncio.wait_for(reader.next(), 20)).end
+    assert isinstance(end, Lost)
+    assert end.refusal.row.code == "worker_lost"
+    assert [type(message) for message in world.usage_messages()] == [Reserved, Released]
+    await stream.close()
 
 
 async def created(world: Any) -> tuple[Any, str]:

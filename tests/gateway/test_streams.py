@@ -11,6 +11,7 @@ from gateway.admission import Grant, Limits
 from gateway.errors import Reason
 from gateway.streams import (
     ABANDONED_LEASE_S,
+    LINGER_S,
     LOST_AFTER_S,
     STALLED_AFTER_S,
     Delivery,
@@ -282,3 +283,15 @@ async def test_a_cancelled_response_gives_up_its_lease_even_when_its_worker_hang
     assert stream.holds_lease
     clock.now_s = ABANDONED_LEASE_S
     assert not stream.holds_lease
+
+
+@pytest.mark.parametrize("is_background", [False, True])
+def test_a_response_that_was_taken_over_is_forgotten_without_a_reader_unless_it_needs_none(
+    streams: Streams, clock: Clock, is_background: bool
+) -> None:
+    stream = streams.open(grant(), submit(), "w", 1, outlives_readers=is_background)
+    stream.linger()
+    clock.now_s += LINGER_S
+    assert not stream.is_forgotten
+    clock.now_s += 1.0
+    assert stream.is_forgotten != is_background
