@@ -95,15 +95,15 @@ class Door:
         self.texts = texts
 
     def models_of(self, caller: Caller) -> list[tuple[Text, list[str]]]:
-        """The models this caller may use, each with the service tiers granted."""
+        """The models of this caller's tenant, each with the service tiers granted: none while all are paused."""
         view = self._policy()
         if view is None:
             return []
         found = []
         for text in self.texts.values():
-            granted = [c for c in PriorityClass if view.quota(caller.tenant_id, c) and (text.model, c) in view.prices]
-            if granted:
-                found.append((text, [TIER_OF_CLASS[c] for c in granted]))
+            theirs = [c for c in view.classes_of(caller.tenant_id) if (text.model, c) in view.prices]
+            if theirs:
+                found.append((text, [TIER_OF_CLASS[c] for c in theirs if view.quota(caller.tenant_id, c)]))
         return found
 
     async def enter(
@@ -295,8 +295,7 @@ class Door:
         view = self._policy()
         if view is None:
             return Refusal(reason=Reason.UNAVAILABLE, message="No policy has been published yet.")
-        granted = self.models_of(caller)
-        if not any(text.model == ask.model for text, _ in granted):
+        if not any(text.model == ask.model for text, _ in self.models_of(caller)):
             message = f"The model {ask.model!r} does not exist or you do not have access to it."
             return Refusal(reason=Reason.MODEL_NOT_FOUND, message=message, param="model")
         return terms_of(view, caller, ask)

@@ -76,7 +76,8 @@ def terms_of(view: PolicyView, caller: Caller, ask: Ask) -> list[Terms] | Refusa
 
     own = terms(asked)
     if own is None:
-        message = f"Service tier {TIER_OF_CLASS[asked]!r} is not granted to this key."
+        tier = TIER_OF_CLASS[asked]
+        message = f"Class {asked.label} (service tier {tier!r}) is paused or not granted to this tenant."
         return Refusal(reason=Reason.CLASS_NOT_ALLOWED, message=message, param="service_tier")
     lower = None if own.quota.overflow_to is None else terms(own.quota.overflow_to)
     return [own] if lower is None else [own, lower]

@@ -68,9 +68,13 @@ class PolicyView:
         return self.snapshot.version
 
     def quota(self, tenant_id: str, priority_class: PriorityClass) -> TenantClassPolicy | None:
-        """None where the class is not granted."""
+        """None where the class is paused or not granted."""
         quota = self.quotas.get((tenant_id, priority_class))
         return quota if quota is not None and quota.allowed else None
+
+    def classes_of(self, tenant_id: str) -> list[PriorityClass]:
+        """Those in which the policy says anything of the tenant, also that they are paused."""
+        return [each for each in PriorityClass if (tenant_id, each) in self.quotas]
 
     def zone(self, tenant_id: str) -> ZoneInfo:
         return self.zones.get(tenant_id, _UTC)

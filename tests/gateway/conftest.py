@@ -61,7 +61,6 @@ WORLD_QUOTAS = (
     cell(BULK, PriorityClass.DEFAULT),
     cell(BULK, PriorityClass.BATCH),
     cell(NOVA, PriorityClass.DEFAULT, requests_per_minute=60, tokens_per_minute=6_000, concurrency=3),
-    cell(STRANGER, PriorityClass.DEFAULT, allowed=False),
 )
 
 

@@ -129,6 +129,11 @@ def test_who_is_not_signed_in_is_asked_to(house: House) -> None:
         assert (answer.status_code, answer["Location"].partition("?")[0]) == (302, "/account/login/"), page
 
 
+@pytest.mark.parametrize("query", ["span=zz", "by=colour", "format=exe"])
+def test_a_view_of_usage_that_there_is_not_is_404(house: House, query: str) -> None:
+    assert house.people[Role.OWNER].get(house.at(f"usage?{query}")).status_code == 404
+
+
 def test_a_foreign_id_is_an_unknown_one(house: House) -> None:
     other = services.create_tenant(actor="tests", slug="other", name="Other")
     project = services.create_project(actor="tests", tenant=other, name="main")

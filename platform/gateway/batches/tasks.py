@@ -24,6 +24,7 @@ from gateway.batches import finalising
 from gateway.batches.models import Batch, Line, StoredFile
 from gateway.batches.storage import ContentLost, Storage
 from gateway.batches.validation import BadFile, GoodLine, Validator
+from gateway.batches.verdicts import not_granted
 from gateway.batches.wishes import FINALISE, VALIDATE, ask_for
 from tenants.models import QuotaPolicy
 
@@ -155,7 +156,8 @@ def _insert(batch: Batch, lines: list[GoodLine]) -> None:
 
 
 def _models(batch: Batch) -> frozenset[str]:
-    """What the tenant may use in the batch class: none where the class is not granted."""
-    granted = QuotaPolicy.objects.filter(tenant_id=batch.tenant_id, priority_class="batch", allowed=True).exists()
+    """What the tenant may use in the batch class. Raises BadFile where the class is paused or not granted."""
+    if not QuotaPolicy.objects.filter(tenant_id=batch.tenant_id, priority_class="batch", allowed=True).exists():
+        raise BadFile([not_granted()])
     prices = billing_selectors.price_list(billing_selectors.current_price_version()).prices
-    return frozenset(model for model, label in prices if label == "batch") if granted else frozenset()
+    return frozenset(model for model, label in prices if label == "batch")

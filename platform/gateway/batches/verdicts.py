@@ -18,9 +18,7 @@ MAX_FAILURES: Final = 3  # tries that the platform may break before the line is 
 FAILED_WAIT_S: Final = 1.0
 BUDGET_WAIT_S: Final = 30.0  # a money window turns some time, or somebody raises the cap
 _OF_THE_DEADLINE = ("deadline_unreachable", "queue_timeout")
-_STOPPING = {
-    "service_tier_not_granted": "The batch class is not granted to this tenant any more.",
-}
+_NOT_GRANTED: Final = "service_tier_not_granted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +46,8 @@ Verdict = Done | Again | Stop
 def verdict(reply: Reply, num_failures: int) -> Verdict:
     """``num_failures``: how often the platform has broken this line's tries, this one included."""
     code = reply.code
-    if code in _STOPPING:
-        return Stop(stop_error(code, _STOPPING[code]))
+    if code == _NOT_GRANTED:
+        return Stop(not_granted())
     if code == "insufficient_quota":
         return Again(BUDGET_WAIT_S)
     if reply.status in (429, 503) and "retry-after-ms" in reply.headers:
@@ -64,6 +62,11 @@ def verdict(reply: Reply, num_failures: int) -> Verdict:
 def stop_error(code: str, message: str) -> dict[str, Any]:
     """An entry of a batch's errors."""
     return {"code": code, "message": message, "param": None, "line": None}
+
+
+def not_granted() -> dict[str, Any]:
+    """The class of batches lets nobody of this tenant in."""
+    return stop_error(_NOT_GRANTED, "The batch class is paused or not granted to this tenant.")
 
 
 class _CachedTokens(Struct):

@@ -77,7 +77,9 @@ class CompletionsUsage(View):
 
 
 class Costs(View):
-    """``/v1/organization/costs``: money, by day unless asked otherwise."""
+    """``/v1/organization/costs``: what operations were charged, by day unless asked otherwise. Adjustments and credits
+    stand in the statements alone.
+    """
 
     needs = {"GET": Capability.SEE_MONEY}
 

@@ -20,7 +20,7 @@ async def list_models(call: Call) -> None:
 
 
 async def get_model(call: Call) -> None:
-    """A model that is not granted is answered exactly like one that is not there."""
+    """A model that no class of the tenant has is answered exactly like one that is not there."""
     (model,) = call.arguments
     for text, tiers in call.runtime.door.models_of(call.caller):
         if text.model == model:

@@ -217,6 +217,22 @@ def test_a_batch_whose_class_is_taken_away_stops_with_a_clear_error_and_delivers
         change("bulk", allowed=True)
 
 
+def test_a_batch_that_comes_while_its_class_is_paused_is_told_so_and_not_that_its_model_is_unknown(
+    platform: Platform, owners: Owners
+) -> None:
+    """In the books alone, which is where validation looks."""
+    cells = QuotaPolicy.objects.filter(tenant__slug="bulk", priority_class="batch")
+    cells.update(allowed=False)
+    try:
+        failed = wait(platform, create(platform, [request_line("a"), request_line("b")]), "failed")
+    finally:
+        cells.update(allowed=True)
+    assert failed.errors is not None
+    (error,) = failed.errors.data or []
+    assert (error.code, error.line) == ("service_tier_not_granted", None)
+    assert error.message == "The batch class is paused or not granted to this tenant."
+
+
 def test_a_batch_whose_key_is_revoked_stops_with_a_clear_error(
     platform: Platform, one_at_a_time: None, owners: Owners
 ) -> None:

@@ -56,7 +56,7 @@ def usage(request: HttpRequest, me: Member) -> HttpResponse:
     """Bars over time, a table by group, the quotas; ``?format=csv`` is the table of every bucket."""
     span = request.GET.get("span", "week")
     by = request.GET.get("by", "class")
-    if span not in SPANS or by not in GROUPS:
+    if span not in SPANS or by not in GROUPS or request.GET.get("format", "csv") != "csv":
         raise Http404("There is no such view of usage.")
     width, length = SPANS[span]
     now = timezone.now()

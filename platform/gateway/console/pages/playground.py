@@ -73,12 +73,13 @@ def ticket(request: HttpRequest, me: Member) -> HttpResponse:
 
 
 def _models(me: Member) -> list[Model]:
-    """None while this process has no runtime, or no policy grants one."""
+    """None while this process has no runtime, or no policy grants one, or all its classes are paused."""
     current = runtime.current()
     if current is None:
         return []
     caller = Caller("", "", str(me.tenant.id), "", PriorityClass.DEFAULT)
-    return [Model(text.model, text.context_length, tiers) for text, tiers in current.door.models_of(caller)]
+    granted = [(text, tiers) for text, tiers in current.door.models_of(caller) if tiers]
+    return [Model(text.model, text.context_length, tiers) for text, tiers in granted]
 
 
 def _uuid(text: str) -> uuid.UUID | None:
