@@ -295,9 +295,7 @@ class Streams:
         if stream.end is not None:
             self._drop(stream)
             return False
-        if stream.outlives_readers:
-            return False
-        if stream.lingers:
+        if stream.outlives_readers or stream.lingers:
             stream.linger()
             return False
         stream.abandon()
