@@ -67,11 +67,11 @@ def test_a_class_in_debt_gets_prompt_tokens_though_decodes_of_others_use_up_its_
     for count in range(70):
         chats.keep(count + 1)
         world.run(3)
-    while world.now_us < 60 * SECOND_US:
+    while world.now_us < 24 * SECOND_US:
         chats.keep(70)
         batch.keep(20)
         world.run_step()
-    assert had_us(world, BATCH) >= 5 * SECOND_US
+    assert had_us(world, BATCH) >= SECOND_US
 
 
 @pytest.mark.parametrize("floor_percent", [0, 5])
