@@ -93,7 +93,9 @@ class CorrectionForm(forms.ModelForm):  # type: ignore[type-arg]
 
     operation_id = forms.UUIDField(required=False, help_text="whose charge is repaired; empty for a credit")
     tenant = forms.ModelChoiceField(Tenant.objects.all(), required=False, help_text="whom a credit is for")
-    amount_micros = forms.IntegerField(help_text="an adjustment above 0 is charged; a credit is above 0 always")
+    amount_micros = forms.IntegerField(
+        help_text="an adjustment above 0 is charged, one below takes back, at most what is charged; a credit is above 0"
+    )
     reason = forms.CharField(max_length=120)
 
     class Meta:
@@ -105,10 +107,13 @@ class CorrectionForm(forms.ModelForm):  # type: ignore[type-arg]
         operation_id, tenant, amount = (found.get(name) for name in ("operation_id", "tenant", "amount_micros"))
         if bool(operation_id) == bool(tenant):
             raise ValidationError("Name an operation (to adjust its charge) or a tenant (to give a credit), not both.")
-        if operation_id and not LedgerEntry.objects.filter(operation_id=operation_id).exists():
-            self.add_error("operation_id", "The ledger knows no such operation.")
-        if amount == 0 or (tenant and amount is not None and amount < 0):
-            self.add_error("amount_micros", "An adjustment is not 0; a credit is above 0.")
+        try:
+            if amount is not None and tenant:
+                services.refuse_credit(amount_micros=amount)
+            elif operation_id and amount is not None:
+                services.refuse_adjustment(operation_id=operation_id, amount_micros=amount)
+        except ValidationError as refusal:
+            self.add_error(None, refusal)
         return found
 
     def _post_clean(self) -> None:

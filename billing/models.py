@@ -10,6 +10,7 @@ from __future__ import annotations
 import uuid
 
 from django.contrib.postgres.indexes import BrinIndex
+from django.core.validators import MaxValueValidator
 from django.db import models
 from django.db.models import F, Q
 from django.utils import timezone
@@ -19,6 +20,8 @@ from tenants.models import CLASS_CHOICES, CLASS_LABELS, Tenant
 
 OPEN = "open"
 RELEASED = "released"
+LARGEST_PRICE_MICROS = 10**12  # for a million tokens: the dearest call stays far below what a column holds
+LARGEST_CORRECTION_MICROS = 10**15  # an adjustment's either way, a credit's: a slip of a key fills no statement
 STATES = [OPEN, RELEASED, *(terminal.value for terminal in Terminal)]
 
 
@@ -47,7 +50,13 @@ class Price(models.Model):
     model = models.CharField(max_length=120)
     priority_class = models.CharField(max_length=16, choices=CLASS_CHOICES)
     token_kind = models.CharField(max_length=8, choices=[(kind.value, kind.value) for kind in TokenKind])
-    micros_per_million = models.BigIntegerField()
+    micros_per_million = models.BigIntegerField(
+        validators=[
+            MaxValueValidator(
+                LARGEST_PRICE_MICROS, f"a price is at most {LARGEST_PRICE_MICROS:,} micro-units for a million tokens"
+            ),
+        ]
+    )
 
     class Meta:
         ordering = ["price_version_id", "model", "priority_class", "token_kind"]
@@ -205,6 +214,11 @@ class LedgerEntry(models.Model):
             ),
             models.CheckConstraint(condition=Q(kind="adjust") | Q(amount_micros__gte=0), name="ledger_amount_sign"),
             models.CheckConstraint(condition=~Q(kind="release") | Q(amount_micros=0), name="ledger_release_is_free"),
+            models.CheckConstraint(
+                condition=~Q(kind__in=["adjust", "credit"])
+                | Q(amount_micros__gte=-LARGEST_CORRECTION_MICROS, amount_micros__lte=LARGEST_CORRECTION_MICROS),
+                name="ledger_correction_bounded",
+            ),
             models.CheckConstraint(
                 condition=Q(cached_tokens__gte=0, prompt_tokens__gte=F("cached_tokens"), output_tokens__gte=0),
                 name="ledger_counts_possible",

@@ -47,6 +47,17 @@ def current_price_version() -> int:
     return newest.version if newest else 0
 
 
+def charged_micros(operation_id: UUID) -> int | None:
+    """What an operation is charged by now: its settle and all adjustments. None where the ledger does not know it."""
+    lines = dict(
+        LedgerEntry.objects.filter(operation_id=operation_id)
+        .order_by("kind")
+        .values_list("kind")
+        .annotate(Sum("amount_micros"))
+    )
+    return int(lines.get("settle", 0) + lines.get("adjust", 0)) if lines else None
+
+
 def price_list(version: int) -> PriceList:
     found: dict[PriceKey, dict[str, int]] = {}
     for price in Price.objects.filter(price_version=version):

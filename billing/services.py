@@ -8,11 +8,13 @@ import uuid
 from collections.abc import Mapping
 
 from django.core.exceptions import ValidationError
+from django.db import transaction
 from django.utils import timezone
 
 from billing import selectors
 from billing.lines import PriceKey
-from billing.models import LedgerAlert, LedgerEntry, Price, PriceVersion
+from billing.models import LARGEST_CORRECTION_MICROS as _MOST
+from billing.models import LedgerAlert, LedgerEntry, Price, PriceVersion, UsageRequest
 from billing.pricing import TokenKind, TokenPrices
 from tenants import services as tenant_services
 from tenants.audit import change_by
@@ -55,28 +57,56 @@ def write_prices(*, actor: str, prices: Mapping[PriceKey, TokenPrices]) -> Price
 
 
 def adjust(*, actor: str, operation_id: uuid.UUID, amount_micros: int, reason: str) -> LedgerEntry:
-    """Repairs an operation's charge by a new line that names it; positive is charged. Raises ValidationError."""
-    line = LedgerEntry.objects.filter(operation_id=operation_id).order_by("id").first()
-    if line is None:
-        raise ValidationError(f"no operation {operation_id} in the ledger")
-    if not reason or not amount_micros:
-        raise ValidationError("an adjustment has a reason and an amount other than 0")
-    entry = LedgerEntry(
-        operation_id=operation_id,
-        entry_key=f"adjust:{uuid.uuid4()}",
-        kind="adjust",
-        tenant_id=line.tenant_id,
-        project_id=line.project_id,
-        key_id=line.key_id,
-        priority_class=line.priority_class,
-        model=line.model,
-        amount_micros=amount_micros,
-        price_version=line.price_version,
-        reason=reason,
-        actor=actor,
-    )
-    entry.save(force_insert=True)
-    return entry
+    """Repairs an operation's charge by a new line that names it; positive is charged. Raises ValidationError, also
+    where more would be taken back than is charged.
+    """
+    if not reason:
+        raise ValidationError({"reason": "An adjustment has a reason."})
+    with transaction.atomic():
+        # One correction of an operation at a time: two that fit may not fit together.
+        UsageRequest.objects.select_for_update().filter(id=operation_id).first()
+        refuse_adjustment(operation_id=operation_id, amount_micros=amount_micros)
+        line = LedgerEntry.objects.filter(operation_id=operation_id).earliest("id")
+        entry = LedgerEntry(
+            operation_id=line.operation_id,
+            entry_key=f"adjust:{uuid.uuid4()}",
+            kind="adjust",
+            tenant_id=line.tenant_id,
+            project_id=line.project_id,
+            key_id=line.key_id,
+            priority_class=line.priority_class,
+            model=line.model,
+            amount_micros=amount_micros,
+            price_version=line.price_version,
+            reason=reason,
+            actor=actor,
+        )
+        entry.save(force_insert=True)
+        return entry
+
+
+def refuse_adjustment(*, operation_id: uuid.UUID, amount_micros: int) -> None:
+    """Raises the ValidationError that ``adjust`` would, by the name of the field."""
+    charged = selectors.charged_micros(operation_id)
+    if charged is None:
+        raise ValidationError({"operation_id": "The ledger knows no such operation."})
+    if not amount_micros or abs(amount_micros) > _MOST:
+        raise ValidationError(
+            {"amount_micros": f"An adjustment is not 0; it lies between {-_MOST:,} and {_MOST:,} micro-units."}
+        )
+    if amount_micros < 0 and charged + amount_micros < 0:
+        raise ValidationError(
+            {
+                "amount_micros": f"The operation is charged {charged:,} micro-units, adjustments included: no more than"
+                " that can be taken back. What goes beyond is a credit to its tenant."
+            }
+        )
+
+
+def refuse_credit(*, amount_micros: int) -> None:
+    """Raises the ValidationError that ``credit`` would, by the name of the field."""
+    if not 0 < amount_micros <= _MOST:
+        raise ValidationError({"amount_micros": f"A credit is above 0 and at most {_MOST:,} micro-units."})
 
 
 def credit(*, actor: str, tenant_id: uuid.UUID, amount_micros: int, reason: str, credit_id: str = "") -> LedgerEntry:
@@ -85,8 +115,9 @@ def credit(*, actor: str, tenant_id: uuid.UUID, amount_micros: int, reason: str,
     ``credit_id`` is the giver's own number: given again with the same id, the first entry is returned and nothing
     written.
     """
-    if amount_micros <= 0 or not reason:
-        raise ValidationError("a credit has a reason and an amount above 0")
+    refuse_credit(amount_micros=amount_micros)
+    if not reason:
+        raise ValidationError({"reason": "A credit has a reason."})
     if not Tenant.objects.filter(id=tenant_id).exists():
         raise ValidationError(f"no tenant {tenant_id}")
     entry_key = f"credit:{credit_id or uuid.uuid4()}"

@@ -5,11 +5,13 @@ A day closes GRACE after its midnight in the tenant's zone, when no transaction 
 
 from __future__ import annotations
 
+import logging
 from dataclasses import asdict, dataclass
 from datetime import date, datetime, time, timedelta
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
+from django.db import connection, transaction
 from django.db.models import Count, Min, Q, QuerySet, Sum
 
 from billing.models import LedgerEntry, Statement
@@ -17,6 +19,8 @@ from billing.selectors import ENDS
 from tenants.models import ApiKey, Project, Tenant
 
 GRACE = timedelta(minutes=10)
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,12 +52,28 @@ class Correction:
     at: str
 
 
+class NotAllClosed(Exception):
+    """Days of some tenants could not be closed; those of all others were. Nothing is lost: the next run tries again."""
+
+
 def close_due_days(now: datetime) -> list[Statement]:
-    """Closes every day that is over and has entries, of every tenant. Again, or twice at once, is harmless."""
+    """Closes every day that is over and has entries, of every tenant. Again, or twice at once, is harmless.
+
+    Raises NotAllClosed after the last tenant, and at once only what the loss of the database raises.
+    """
     closed = []
+    failures: dict[str, Exception] = {}
     for tenant in Tenant.objects.order_by("id"):
-        while statement := _close_next_day(tenant, now):
-            closed.append(statement)
+        try:
+            while statement := _close_next_day(tenant, now):
+                closed.append(statement)
+        except Exception as error:
+            if not connection.is_usable():
+                raise
+            failures[tenant.slug] = error
+            log.error("the days of tenant %s are not closed: %s", tenant.slug, error)
+    if failures:
+        raise NotAllClosed(f"days are not closed of: {', '.join(failures)}") from next(iter(failures.values()))
     return closed
 
 
@@ -62,6 +82,7 @@ def num_wrong(statements: list[Statement]) -> int:
     return sum(_totals(one.tenant_id, one.starts_at, one.ends_at) != _stated(one) for one in statements)
 
 
+@transaction.atomic
 def _close_next_day(tenant: Tenant, now: datetime) -> Statement | None:
     """The day of the oldest entry that no statement holds yet; None while that day is not over."""
     zone = ZoneInfo(tenant.timezone)

@@ -195,6 +195,34 @@ def save_classes(
         return record_policy(actor, reason)
 
 
+def pause_class(*, actor: str, tenant_id: UUID, label: str, reason: str = "") -> PolicyVersion:
+    """The tenant's calls of this class are let in no more, until ``resume_class`` or an edit that grants it. Raises
+    ValidationError where it is not granted, and QuotaPolicy.DoesNotExist.
+    """
+    with change_by(actor):
+        serialise_policy_edits()
+        cell = QuotaPolicy.objects.get(tenant_id=tenant_id, priority_class=label)
+        if not cell.allowed:
+            raise ValidationError(f"{label} is not granted to {cell.tenant.name}: there is nothing to pause")
+        cell.allowed, cell.is_paused = False, True
+        cell.save(update_fields=["allowed", "is_paused"])
+        return record_policy(actor, f"emergency: paused. {reason}".strip())
+
+
+def resume_class(*, actor: str, tenant_id: UUID, label: str, reason: str = "") -> PolicyVersion:
+    """Takes a pause back, and grants nothing: raises ValidationError for what was not paused, and
+    QuotaPolicy.DoesNotExist.
+    """
+    with change_by(actor):
+        serialise_policy_edits()
+        cell = QuotaPolicy.objects.get(tenant_id=tenant_id, priority_class=label)
+        if not cell.is_paused:
+            raise ValidationError(f"{label} was not paused for {cell.tenant.name}: to grant it, tick it and see first")
+        cell.allowed, cell.is_paused = True, False
+        cell.save(update_fields=["allowed", "is_paused"])
+        return record_policy(actor, f"emergency: resumed. {reason}".strip())
+
+
 def write_tenant(*, slug: str, name: str, timezone: str = "UTC") -> Tenant:
     """Its rows; ``record_policy`` follows in the same transaction. Raises ValidationError."""
     tenant = Tenant(slug=slug, name=name, timezone=timezone)
@@ -228,6 +256,7 @@ def _write(row: QuotaPolicy | PriorityClass, policy: TenantClassPolicy | ClassPo
             setattr(row, field.name, value.label if isinstance(value, ClassName) else value)
     if isinstance(row, QuotaPolicy):
         row.overflow_to = row.overflow_to or ""
+        row.is_paused = row.is_paused and not row.allowed
     row.full_clean(validate_unique=False, validate_constraints=False)
     with checked_by_the_database(type(row), alias()):
         row.save()

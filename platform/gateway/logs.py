@@ -35,6 +35,15 @@ class Bound(logging.Filter):
         return True
 
 
+class WithoutCallersTracebacks(logging.Filter):
+    """A caller's mistake, answered below 500, is a line and no traceback. Always: lets every record through."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if getattr(record, "status_code", 500) < 500:
+            record.exc_info = record.exc_text = None
+        return True
+
+
 class LineFormatter(logging.Formatter):
     """A plain line. Always: without anything that looks like a key."""
 
@@ -65,7 +74,10 @@ def configuration(*, is_json: bool, level: str) -> dict[str, Any]:
     return {
         "version": 1,
         "disable_existing_loggers": False,
-        "filters": {"bound": {"()": "gateway.logs.Bound"}},
+        "filters": {
+            "bound": {"()": "gateway.logs.Bound"},
+            "without_callers_tracebacks": {"()": "gateway.logs.WithoutCallersTracebacks"},
+        },
         "formatters": {
             "line": {"()": "gateway.logs.LineFormatter", "format": "{levelname} {name}: {message}", "style": "{"},
             "json": {"()": "gateway.logs.JsonLines"},
@@ -74,7 +86,7 @@ def configuration(*, is_json: bool, level: str) -> dict[str, Any]:
             "stderr": {
                 "class": "logging.StreamHandler",
                 "formatter": "json" if is_json else "line",
-                "filters": ["bound"],
+                "filters": ["bound", "without_callers_tracebacks"],
             }
         },
         "root": {"handlers": ["stderr"], "level": level},

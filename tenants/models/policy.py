@@ -168,6 +168,9 @@ class QuotaPolicy(BoundedRow):
         choices=CLASS_CHOICES,
         help_text="the lower class that serves what this one's limits would refuse; empty = it is refused",
     )
+    is_paused = models.BooleanField(
+        default=False, db_default=False, editable=False, help_text="granted, and let nobody in for the moment"
+    )
 
     class Meta:
         ordering = ["tenant", "priority_class"]
@@ -192,6 +195,7 @@ class QuotaPolicy(BoundedRow):
                 name="quota_overflow_is_lower",
                 violation_error_message=NOT_LOWER,
             ),
+            models.CheckConstraint(condition=Q(allowed=False) | Q(is_paused=False), name="quota_paused_lets_nobody_in"),
         ]
 
     def __str__(self) -> str:

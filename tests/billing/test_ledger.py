@@ -239,10 +239,48 @@ def test_a_repair_is_a_line_that_names_its_operation(world: Any) -> None:  # P05
     ledger.apply([world.reserve(1), world.usage(1)])
     services.adjust(actor="admin", operation_id=world.operation_id(1), amount_micros=-27, reason="outage")
     assert entries(1, world) == [("reserve", 615), ("settle", 27), ("adjust", -27)]
-    with pytest.raises(ValidationError, match="no operation"):
+    with pytest.raises(ValidationError, match="no such operation"):
         services.adjust(actor="admin", operation_id=uuid.uuid4(), amount_micros=-27, reason="outage")
     with pytest.raises(ValidationError, match="reason"):
         services.adjust(actor="admin", operation_id=world.operation_id(1), amount_micros=-27, reason="")
+
+
+@pytest.mark.parametrize("before", [0, -20, 5])
+def test_no_more_is_taken_back_than_an_operation_is_charged_by_then(world: Any, before: int) -> None:
+    ledger.apply([world.reserve(1), world.usage(1)])
+    if before:
+        services.adjust(actor="admin", operation_id=world.operation_id(1), amount_micros=before, reason="first")
+    left = 27 + before
+    with pytest.raises(ValidationError, match=f"charged {left} micro-units") as refusal:
+        services.adjust(actor="admin", operation_id=world.operation_id(1), amount_micros=-left - 1, reason="slip")
+    assert list(refusal.value.message_dict) == ["amount_micros"]
+    services.adjust(actor="admin", operation_id=world.operation_id(1), amount_micros=-left, reason="all of it")
+    assert selectors.charged_micros(world.operation_id(1)) == 0
+
+
+@pytest.mark.parametrize("kind", ["adjust", "credit"])
+@pytest.mark.parametrize("amount", [10**15 + 1, 2**63 - 1])
+def test_the_database_itself_takes_no_correction_beyond_the_bound(world: Any, kind: str, amount: int) -> None:
+    with pytest.raises(DatabaseError, match="ledger_correction_bounded"), transaction.atomic():
+        LedgerEntry.objects.create(
+            operation_id=uuid.uuid4(), entry_key=f"{kind}:1", kind=kind, tenant_id=world.aurora, amount_micros=amount
+        )
+
+
+def test_a_charge_may_be_beyond_the_bound_of_corrections(world: Any) -> None:
+    operation_id = world.operation_id(1)
+    LedgerEntry.objects.create(
+        operation_id=operation_id, entry_key="settle", kind="settle", tenant_id=world.aurora, amount_micros=10**16
+    )
+    assert selectors.charged_micros(operation_id) == 10**16
+
+
+@pytest.mark.parametrize("amount", [10**15 + 1, -(10**15) - 1, 10**22])
+def test_an_adjustment_beyond_the_bound_is_refused_by_name(world: Any, amount: int) -> None:
+    ledger.apply([world.reserve(1), world.usage(1)])
+    with pytest.raises(ValidationError, match="lies between -1,000,000,000,000,000 and") as refusal:
+        services.adjust(actor="admin", operation_id=world.operation_id(1), amount_micros=amount, reason="slip")
+    assert list(refusal.value.message_dict) == ["amount_micros"]
 
 
 def test_window_sums_hold_what_is_settled_and_what_is_still_open(world: Any) -> None:

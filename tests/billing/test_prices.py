@@ -44,3 +44,11 @@ def test_an_unknown_model_has_no_price_and_version_0_is_free(world: Any) -> None
 def test_a_class_that_does_not_exist_gets_no_price(world: Any) -> None:
     with pytest.raises(ValidationError, match="valid choice"):
         services.set_prices(actor="admin", prices={(world.model, "platinum"): FREE})
+
+
+@pytest.mark.parametrize("price", [10**12 + 1, 10**22])
+def test_a_price_that_no_column_would_hold_for_a_long_call_is_refused(world: Any, price: int) -> None:
+    beyond = TokenPrices(prompt=1, cached=1, output=price)
+    with pytest.raises(ValidationError, match="at most 1,000,000,000,000 micro-units for a million tokens"):
+        services.set_prices(actor="admin", prices={(world.model, "batch"): beyond})
+    assert selectors.current_price_version() == world.price_version

@@ -75,6 +75,22 @@ def test_closing_again_closes_nothing_new(aurora: Tenant) -> None:
     assert statements.close_due_days(LATER) == []
 
 
+def test_a_tenant_whose_day_cannot_be_closed_keeps_nobody_from_theirs(
+    aurora: Tenant, caplog: pytest.LogCaptureFixture
+) -> None:
+    nova = Tenant.objects.create(slug="nova", name="Nova")
+    first, last = sorted((aurora, nova), key=lambda tenant: tenant.id)
+    entry(first, 1, NOON - timedelta(days=2))
+    for number in (2, 3):  # more together than a statement can say
+        entry(first, number, NOON, 2**63 - 1)
+    entry(last, 4, NOON)
+    with pytest.raises(statements.NotAllClosed, match=f"not closed of: {first.slug}$"):
+        statements.close_due_days(LATER)
+    assert [total for _, total in days(first)] == [10]
+    assert days(last) == [(date(2026, 11, 29), 10)]
+    assert f"the days of tenant {first.slug} are not closed" in caplog.text
+
+
 def test_a_day_without_entries_has_no_statement(aurora: Tenant) -> None:
     for number, gap in enumerate((0, 9)):
         entry(aurora, number, NOON + timedelta(days=gap))
@@ -177,8 +193,8 @@ def test_a_credit_given_twice_under_one_number_is_one_credit(aurora: Tenant) -> 
         services.credit(actor="ops", tenant_id=aurora.id, amount_micros=6, reason="sorry", credit_id="7")
 
 
-@pytest.mark.parametrize(("amount", "reason"), [(0, "x"), (-1, "x"), (5, "")])
+@pytest.mark.parametrize(("amount", "reason"), [(0, "x"), (-1, "x"), (5, ""), (10**15 + 1, "x"), (10**22, "x")])
 def test_a_credit_needs_an_amount_and_a_reason(aurora: Tenant, amount: int, reason: str) -> None:
-    with pytest.raises(ValidationError, match="credit has a reason"):
+    with pytest.raises(ValidationError, match=r"A credit (is above 0|has a reason)"):
         services.credit(actor="ops", tenant_id=aurora.id, amount_micros=amount, reason=reason)
     assert not LedgerEntry.objects.exists()

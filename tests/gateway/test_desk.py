@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -43,6 +44,7 @@ def test_a_wrong_box_keeps_what_was_typed_and_says_what_would_be_right(house: An
     page = answer.content.decode()
     assert 'value="many"' in page
     assert "a whole number from 1 to 1000000" in page
+    assert "Nothing was saved. One field needs another value: what it may be is written below it." in page
     assert not PolicyProposal.objects.exists()
 
 
@@ -91,9 +93,30 @@ def test_a_moment_in_the_future_is_waited_for(house: Any) -> None:
     assert weight() == 1
 
 
-def test_a_moment_that_is_none_is_refused(house: Any) -> None:
+@pytest.mark.parametrize("text", ["tomorrow", "2100-13-45T08:00", "9999-12-31T23:59-14:00"])
+def test_a_moment_that_is_none_is_refused(house: Any, text: str) -> None:
     proposal = drafted(house.alice, default__weight="7")
-    assert "write the moment as" in act(house.alice, proposal, action="send", effective_from="tomorrow")
+    assert "From: write the moment as" in act(house.alice, proposal, action="send", effective_from=text)
+
+
+def test_a_moment_that_is_past_is_refused_and_the_minute_under_way_is_not(
+    house: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proposal = drafted(house.alice, default__weight="7")
+    page = act(house.alice, proposal, action="send", effective_from="2020-01-01T00:00")
+    assert "From: 2020-01-01 00:00 UTC is past. Name a moment to come, or none for now." in page
+    assert (weight(), PolicyProposal.objects.get(id=proposal.id).state) == (1, "draft")
+    clock = SimpleNamespace(now=lambda: datetime(2099, 5, 1, 8, 0, 59, tzinfo=UTC))
+    monkeypatch.setattr("gateway.desk.views.timezone", clock)
+    act(house.alice, proposal, action="send", effective_from="2099-05-01T07:59")
+    assert PolicyProposal.objects.get(id=proposal.id).state == "draft"
+    act(house.alice, proposal, action="send", effective_from="2099-05-01T08:00")
+    assert PolicyProposal.objects.get(id=proposal.id).state == "waiting"
+
+
+def test_a_reason_with_a_nul_is_kept_without_it(house: Any) -> None:
+    act(house.alice, drafted(house.alice, default__weight="7"), action="send", reason="they\0 pay")
+    assert PolicyVersion.objects.first().reason == "they pay"
 
 
 def test_going_back_is_shown_first_and_then_done(house: Any) -> None:
@@ -125,6 +148,40 @@ def test_an_emergency_pause_is_in_force_at_once_and_on_record(house: Any, settin
     assert PolicyVersion.objects.first().reason == "emergency: paused. runaway"
     house.alice.post(place, {"action": "resume"})
     assert QuotaPolicy.objects.get(priority_class="default").allowed is True
+
+
+def test_what_was_never_granted_is_offered_no_button_and_cannot_be_resumed(house: Any) -> None:
+    place = f"/operator/policy/pause/{house.tenant.id}"
+    before = house.alice.get("/operator/policy/").content.decode()
+    assert (before.count(">Resume<"), before.count(">Pause<")) == (0, 1)
+    page = house.alice.post(f"{place}/interactive", {"action": "resume"}, follow=True).content.decode()
+    assert "interactive was not paused for Aurora: to grant it, tick it" in page
+    page = house.alice.post(f"{place}/interactive", {"action": "pause"}, follow=True).content.decode()
+    assert "interactive is not granted to Aurora: there is nothing to pause" in page
+    assert [row.allowed for row in QuotaPolicy.objects.order_by("priority_class")] == [False, True, False]
+    assert PolicyVersion.objects.count() == 1
+
+
+def test_a_paused_class_is_resumed_once_and_keeps_its_limits(house: Any) -> None:
+    place = f"/operator/policy/pause/{house.tenant.id}/default"
+    act(house.alice, drafted(house.alice, default__concurrency="9"), action="send")
+    page = house.alice.post(place, {"action": "pause"}, follow=True).content.decode()
+    assert (page.count(">Resume<"), page.count(">Pause<")) == (1, 0)
+    page = house.alice.post(place, {"action": "resume"}, follow=True).content.decode()
+    assert (page.count(">Resume<"), page.count(">Pause<")) == (0, 1)
+    assert "was not paused" in house.alice.post(place, {"action": "resume"}, follow=True).content.decode()
+    assert QuotaPolicy.objects.get(priority_class="default").concurrency == 9
+
+
+def test_an_edit_may_end_a_pause_and_a_later_edit_that_takes_the_class_away_leaves_no_pause(house: Any) -> None:
+    house.alice.post(f"/operator/policy/pause/{house.tenant.id}/default", {"action": "pause"})
+    box = f"{house.tenant.id}.default.allowed"
+    for is_allowed in (True, False):
+        form = {name: value for name, value in form_of(house.alice).items() if name != box}
+        answer = house.alice.post("/operator/policy/", form | ({box: "on"} if is_allowed else {}))
+        act(house.alice, PolicyProposal.objects.get(id=answer["Location"].split("/")[-1]), action="send")
+        assert QuotaPolicy.objects.get(priority_class="default").allowed is is_allowed
+    assert ">Resume<" not in house.alice.get("/operator/policy/").content.decode()
 
 
 def test_while_redis_is_away_an_edit_can_still_be_seen_and_saved(house: Any, settings: Any) -> None:

@@ -87,6 +87,19 @@ def test_the_format_is_chosen_by_the_environment(is_json: bool, formatter: str) 
     assert configuration["handlers"]["stderr"]["formatter"] == formatter
 
 
+@pytest.mark.parametrize(("status", "has_traceback"), [(400, False), (500, True)])
+def test_a_callers_mistake_is_a_line_and_a_failure_of_ours_a_traceback(status: int, has_traceback: bool) -> None:
+    configuration = logs.configuration(is_json=False, level="INFO")
+    configured = logging.config.DictConfigurator(configuration)
+    error = ValueError("a NUL character")
+    record = logging.LogRecord("django.request", logging.WARNING, "", 0, "no", (), (ValueError, error, None))
+    record.status_code = status
+    for name in configuration["handlers"]["stderr"]["filters"]:
+        assert configured.configure_filter(dict(configuration["filters"][name])).filter(record)
+
+    assert ("ValueError" in logging.Formatter().format(record)) is has_traceback
+
+
 def test_names_that_are_bound_stay_with_their_task() -> None:
     record = logging.LogRecord("x", logging.INFO, "", 0, "hello", (), None)
     assert logs.Bound().filter(record)

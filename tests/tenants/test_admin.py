@@ -202,9 +202,9 @@ def test_a_credit_is_given_to_a_tenant_and_an_adjustment_to_an_operation(operato
         5,
         "alice",
     )
-    operator.post(add, {"operation_id": credit.operation_id, "amount_micros": -2, "reason": "repair"})
+    operator.post(add, {"operation_id": credit.operation_id, "amount_micros": 2, "reason": "repair"})
     adjustment = LedgerEntry.objects.get(kind="adjust")
-    assert (adjustment.operation_id, adjustment.amount_micros, adjustment.reason) == (credit.operation_id, -2, "repair")
+    assert (adjustment.operation_id, adjustment.amount_micros, adjustment.reason) == (credit.operation_id, 2, "repair")
 
 
 @pytest.mark.parametrize(
@@ -213,8 +213,10 @@ def test_a_credit_is_given_to_a_tenant_and_an_adjustment_to_an_operation(operato
         ({"amount_micros": 5}, "Name an operation (to adjust its charge) or a tenant"),
         ({"operation_id": "00000000-0000-7000-8000-000000000001", "amount_micros": 5}, "knows no such operation"),
         ({"operation_id": "nonsense", "amount_micros": 5}, "Enter a valid UUID"),
-        ({"tenant": True, "amount_micros": -5}, "a credit is above 0"),
-        ({"tenant": True, "amount_micros": 0}, "a credit is above 0"),
+        ({"tenant": True, "amount_micros": -5}, "A credit is above 0"),
+        ({"tenant": True, "amount_micros": 0}, "A credit is above 0"),
+        ({"tenant": True, "amount_micros": 10**22}, "at most 1,000,000,000,000,000 micro-units"),
+        ({"tenant": True, "amount_micros": "9" * 5_000}, "Enter a whole number"),
     ],
 )
 def test_a_wrong_correction_is_refused_in_a_sentence(
@@ -224,6 +226,24 @@ def test_a_wrong_correction_is_refused_in_a_sentence(
     answer = operator.post(reverse("admin:billing_ledgerentry_add"), filled)
     assert sentence in answer.content.decode()
     assert not LedgerEntry.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("amount", "sentence"),
+    [
+        (0, "An adjustment is not 0"),
+        (10**22, "it lies between -1,000,000,000,000,000 and 1,000,000,000,000,000 micro-units"),
+        (-99_999_999_999, "The operation is charged 0 micro-units, adjustments included"),
+    ],
+)
+def test_an_adjustment_that_cannot_be_is_refused_at_its_field(
+    operator: Client, aurora: Any, amount: int, sentence: str
+) -> None:
+    given = billing_services.credit(actor="tests", tenant_id=aurora.tenant.pk, amount_micros=5, reason="goodwill")
+    form = {"operation_id": given.operation_id, "amount_micros": amount, "reason": "x"}
+    answer = operator.post(reverse("admin:billing_ledgerentry_add"), form)
+    assert sentence in " ".join(answer.context_data["adminform"].form.errors["amount_micros"])
+    assert LedgerEntry.objects.count() == 1
 
 
 @pytest.mark.parametrize(

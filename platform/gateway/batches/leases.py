@@ -17,6 +17,7 @@ from django.db import connection, transaction
 from django.db.models import F, Q
 from django.db.models.functions import Now
 
+from billing import selectors as billing_selectors
 from billing import services as billing_services
 from billing.models import OPEN, UsageRequest
 from gateway.batches import ids
@@ -155,9 +156,9 @@ def forgive(lease: Lease, line: OpenLine) -> bool:
         operation = UsageRequest.objects.filter(id=operation_id).exclude(state=OPEN).first()
         if operation is None:
             return False
-        if operation.cost_micros:
+        if charged := max(0, billing_selectors.charged_micros(operation_id) or 0):
             billing_services.adjust(
-                actor=ACTOR, operation_id=operation_id, amount_micros=-operation.cost_micros, reason="batch answer lost"
+                actor=ACTOR, operation_id=operation_id, amount_micros=-charged, reason="batch answer lost"
             )
         try_again(lease, line)
     return True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -55,13 +55,16 @@ class Box:
 
 @dataclass(slots=True)
 class Cell:
-    """One tenant and class. ``share_percent``: of the class's device time, while all who may are busy."""
+    """One tenant and class. ``share_percent``: of the class's device time, while all who may are busy; None where
+    nobody is let in.
+    """
 
     tenant_id: str
     tenant: str
     priority_class: str
     boxes: list[Box]
     share_percent: float | None
+    is_paused: bool
 
 
 @dataclass(slots=True)
@@ -72,8 +75,10 @@ class Edited:
     wrong: dict[str, str] = field(default_factory=dict)
 
 
-def cells(document: Document, names: Mapping[str, str], shown: Iterable[str]) -> list[Cell]:
-    """The matrix of these tenants, in the order of their names and of the classes."""
+def cells(
+    document: Document, names: Mapping[str, str], shown: Iterable[str], paused: Container[tuple[str, str]] = ()
+) -> list[Cell]:
+    """The matrix of these tenants, in the order of their names and of the classes. ``paused``: (tenant id, class)."""
     wanted = set(shown)
     totals: dict[str, int] = {}
     for row in document["tenants"]:
@@ -86,6 +91,7 @@ def cells(document: Document, names: Mapping[str, str], shown: Iterable[str]) ->
             row["priority_class"],
             [Box(box_name(row, name), name, row.get(name)) for name in CELL_FIELDS],
             100 * row["weight"] / totals[row["priority_class"]] if row["allowed"] else None,
+            (row["tenant_id"], row["priority_class"]) in paused,
         )
         for row in document["tenants"]
         if row["tenant_id"] in wanted

@@ -5,8 +5,8 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
-from zoneinfo import ZoneInfo
 
 from django.contrib import messages
 from django.contrib.admin.views.decorators import staff_member_required
@@ -37,7 +37,7 @@ def operator(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
     """Staff who may change quotas; every change is on record with a request id."""
 
     def inside(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
-        with audit.request(f"req_{uuid.uuid4().hex}", request.POST.get("reason", "")[:1_000]):
+        with audit.request(f"req_{uuid.uuid4().hex}", _reason(request)):
             return view(request, *args, **kwargs)
 
     allowed = permission_required("tenants.change_quotapolicy", raise_exception=True)(inside)
@@ -56,7 +56,8 @@ def matrix(request: HttpRequest) -> HttpResponse:
     tenants = shown[:TENANTS_A_PAGE]
     names = {str(tenant.id): tenant.name for tenant in tenants}
     current = _in_force()
-    table = forms.cells(current.policy, names, names)
+    paused = QuotaPolicy.objects.filter(tenant__in=tenants, is_paused=True)
+    table = forms.cells(current.policy, names, names, {(str(row.tenant_id), row.priority_class) for row in paused})
     if request.method == "POST" and (answer := _drafted(request, [box for cell in table for box in cell.boxes])):
         return answer
     context = {
@@ -169,16 +170,18 @@ def version(request: HttpRequest, number: int) -> HttpResponse:
 @operator
 @require_POST
 def pause(request: HttpRequest, tenant_id: uuid.UUID, label: str) -> HttpResponse:
-    """Emergency: the cell lets nobody in any more, within a second, without approval; or does so again."""
+    """Emergency: the cell lets nobody in any more, within a second, without approval; or, where it was paused, does so
+    again. What was never granted is granted by an edit alone, which is seen first.
+    """
     row = get_object_or_404(QuotaPolicy, tenant_id=tenant_id, priority_class=label)
-    row.allowed = request.POST.get("action") == "resume"
-    what = "resumed" if row.allowed else "paused"
-    services.save_quotas(
-        actor=request.user.get_username(),
-        policies=[selectors.tenant_class_policy(row)],
-        reason=f"emergency: {what}. {request.POST.get('reason', '')}".strip(),
-    )
-    messages.success(request, f"{row.tenant.name}, {label}: {what}.")
+    is_resume = request.POST.get("action") == "resume"
+    switch = services.resume_class if is_resume else services.pause_class
+    try:
+        switch(actor=request.user.get_username(), tenant_id=tenant_id, label=label, reason=_reason(request))
+    except ValidationError as refusal:
+        messages.error(request, " ".join(refusal.messages))
+    else:
+        messages.success(request, f"{row.tenant.name}, {label}: {'resumed' if is_resume else 'paused'}.")
     return redirect("desk")
 
 
@@ -189,7 +192,7 @@ def _act(request: HttpRequest, found: PolicyProposal) -> HttpResponse:
             found = proposals.send_off(
                 actor=actor,
                 proposal_id=found.id,
-                reason=request.POST.get("reason", "")[:1_000],
+                reason=_reason(request),
                 effective_from=_moment(request),
             )
         elif action == "approve":
@@ -225,7 +228,7 @@ def _go_back(request: HttpRequest, number: int) -> HttpResponse:
             actor=request.user.get_username(),
             to_version=number,
             expected_version=seen,
-            reason=request.POST.get("reason", "")[:1_000],
+            reason=_reason(request),
         )
     except services.StalePolicy as stale:
         messages.error(request, f"Somebody saved version {stale.version} since you looked: look again.")
@@ -250,7 +253,8 @@ def _drafted(request: HttpRequest, boxes: list[forms.Box]) -> HttpResponse | Non
             box.value = posted[box.name]
         box.wrong = made.wrong.get(box.name, "")
     if made.wrong:
-        messages.error(request, f"{len(made.wrong)} of the fields cannot be as they are; nothing was saved.")
+        what = "One field needs" if len(made.wrong) == 1 else f"{len(made.wrong)} fields need"
+        messages.error(request, f"Nothing was saved. {what} another value: what it may be is written below it.")
         return None
     try:
         drafted = proposals.draft(actor=request.user.get_username(), document=made.document, based_on=based_on)
@@ -305,15 +309,29 @@ def _page_number(request: HttpRequest) -> int:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 6 else 0
 
 
-def _moment(request: HttpRequest) -> Any:
-    """Local time of the form's zone; None for at once. Raises ValidationError."""
+def _reason(request: HttpRequest) -> str:
+    """As much of it as is kept; no text of the database holds a NUL."""
+    return request.POST.get("reason", "")[:1_000].replace("\0", "")
+
+
+def _moment(request: HttpRequest) -> datetime | None:
+    """UTC where the form names no zone; None for at once. The minute under way is not past: the form knows no seconds.
+
+    Raises ValidationError.
+    """
     text = request.POST.get("effective_from", "").strip()
     if not text:
         return None
-    moment = parse_datetime(text)
+    try:
+        moment = parse_datetime(text)
+        moment = moment and (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, OverflowError):
+        moment = None
     if moment is None:
-        raise ValidationError("write the moment as 2026-12-01T08:00")
-    return moment if moment.tzinfo else moment.replace(tzinfo=ZoneInfo("UTC"))
+        raise ValidationError("From: write the moment as 2026-12-01T08:00")
+    if moment < timezone.now().replace(second=0, microsecond=0):
+        raise ValidationError(f"From: {moment:%Y-%m-%d %H:%M} UTC is past. Name a moment to come, or none for now.")
+    return moment
 
 
 def _help(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -12,9 +13,11 @@ from django.db import IntegrityError, transaction
 from django.utils import timezone
 
 from billing import ledger
+from billing import selectors as billing_selectors
+from billing import services as billing_services
 from billing.messages import Settlement
 from billing.models import LedgerEntry
-from billing.pricing import Terminal, TokenCounts
+from billing.pricing import Terminal, TokenCounts, TokenPrices
 from gateway.batches import finalising, ids, leases, services, tasks
 from gateway.batches.leases import Answer, Fenced, Lease
 from gateway.batches.models import Batch, Line, StoredFile
@@ -150,6 +153,20 @@ def test_a_charge_whose_answer_was_lost_is_taken_back_once(batch: Batch) -> None
     entries = LedgerEntry.objects.filter(operation_id=operation_id)
     assert sum(entry.amount_micros for entry in entries if entry.kind in ("settle", "adjust")) == 0
     assert (line.num_tries, Line.objects.get(batch=batch, number=1).num_tries) == (1, 1)
+
+
+def test_what_a_person_took_back_of_a_lost_answer_is_not_taken_back_again(batch: Batch) -> None:
+    lease = take()
+    (line,) = leases.claim(lease, 0, 1)
+    operation_id = UUID(ids.response_id(batch.id, 1, 0))
+    dear = TokenPrices(prompt=1_000_000, cached=1_000_000, output=1_000_000)
+    prices = billing_services.set_prices(actor="tests", prices={("simulated", "batch"): dear})
+    ledger.apply([replace(_settlement(operation_id, batch), price_version=prices.version)])
+    charged = billing_selectors.charged_micros(operation_id)
+    assert charged == 2_000
+    billing_services.adjust(actor="ops", operation_id=operation_id, amount_micros=-charged, reason="by hand")
+    assert leases.forgive(lease, line) is True
+    assert billing_selectors.charged_micros(operation_id) == 0
 
 
 def _settlement(operation_id: UUID, batch: Batch) -> Settlement:
