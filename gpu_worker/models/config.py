@@ -5,7 +5,8 @@ To add a model that differs only in what ``Family`` can say, add its row to FAMI
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import astuple, dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +60,18 @@ class DividedRope:
 Rope = PlainRope | LinearRope | Llama3Rope | DividedRope
 
 
+_LARGEST = {  # far above any model: what is beyond is a damaged file, and would be waited for in vain
+    "vocab_size": 1 << 24,
+    "hidden_size": 1 << 20,
+    "intermediate_size": 1 << 24,
+    "num_layers": 1 << 12,
+    "num_heads": 1 << 14,
+    "num_kv_heads": 1 << 14,
+    "head_dim": 1 << 14,
+    "context_length": 1 << 30,
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """Always: ``num_heads`` is a multiple of ``num_kv_heads``, ``head_dim`` is even, everything is positive."""
@@ -80,13 +93,24 @@ class ModelConfig:
 
     def wrong_field(self) -> str | None:
         """A sentence that names what breaks the promise above, or None."""
-        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads"):
-            if getattr(self, name) <= 0:
-                return f"{name} must be positive, not {getattr(self, name)}"
+        for name, most in _LARGEST.items():
+            if not 0 < getattr(self, name) <= most:
+                return f"{name} must be from 1 to {most:,}, not {getattr(self, name)}"
         if self.num_heads % self.num_kv_heads:
             return f"num_heads {self.num_heads} is no multiple of num_kv_heads {self.num_kv_heads}"
-        if self.head_dim <= 0 or self.head_dim % 2:
-            return f"head_dim must be even and positive, not {self.head_dim}"
-        if self.rms_norm_epsilon <= 0 or self.rope_theta <= 0 or self.context_length <= 0:
-            return "rms_norm_epsilon, rope_theta and context_length must be positive"
+        if self.head_dim % 2:
+            return f"head_dim must be even, not {self.head_dim}"
+        for name in ("rms_norm_epsilon", "rope_theta"):
+            if not 0 < getattr(self, name) < math.inf:
+                return f"{name} must be a positive number, not {getattr(self, name)}"
+        return self._wrong_rope()
+
+    def _wrong_rope(self) -> str | None:
+        numbers = self.rope.factors if isinstance(self.rope, DividedRope) else astuple(self.rope)
+        if not all(0 < number < math.inf for number in numbers):
+            return f"the factors of the rotary scaling must be positive numbers, not {numbers[:4]}"
+        if isinstance(self.rope, DividedRope) and len(numbers) != self.head_dim // 2:
+            return f"the rotary scaling has {len(numbers)} factors, and head_dim {self.head_dim} needs half as many"
+        if isinstance(self.rope, Llama3Rope) and self.rope.low_frequency_factor >= self.rope.high_frequency_factor:
+            return f"low_freq_factor {self.rope.low_frequency_factor} must be below high_freq_factor"
         return None

@@ -100,6 +100,8 @@ class GgufWeights:
     def _rope(self) -> Rope:
         factors = self._header.tensors.get(FREQUENCY_FACTORS)
         if factors is not None:
+            if len(factors.shape) != 1:
+                raise WeightsError(f"{self._where(factors)} is {factors.shape}, expected one row")
             return DividedRope(tuple(self._read(factors).tolist()))
         field = f"{self._architecture}.rope.scaling"
         match self._header.metadata.get(f"{field}.type", "none"):
@@ -137,9 +139,9 @@ class GgufWeights:
             raise WeightsError(f"{self._where(tensor)} has rows of {tensor.shape[-1]}, no multiple of {block_size}")
         row_bytes = tensor.shape[-1] // block_size * block_bytes
         num_rows = math.prod(tensor.shape[:-1])
-        raw = numpy.fromfile(self._header.path, numpy.uint8, num_rows * row_bytes, offset=tensor.offset)
-        if raw.size != num_rows * row_bytes:
+        if tensor.offset + num_rows * row_bytes > self._header.path.stat().st_size:
             raise WeightsError(f"{self._where(tensor)} ends after the file does; the file is truncated")
+        raw = numpy.fromfile(self._header.path, numpy.uint8, num_rows * row_bytes, offset=tensor.offset)
         return raw.reshape(num_rows, row_bytes)
 
     def _kind(self, tensor: GgufTensor) -> GGMLQuantizationType:

@@ -16,7 +16,8 @@ import torch.nn.functional as functional
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from gpu_worker.models.config import FAMILIES, LinearRope, Llama3Rope, ModelConfig, PlainRope, Rope
+from gpu_worker.models.config import ModelConfig
+from gpu_worker.models.settings import FieldError, parse_config
 from wire.gguf_header import ModelFileError
 
 EMBEDDING, LAST_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
@@ -67,7 +68,11 @@ class FolderWeights:
         self._shard_of = self._find_shards()
         where = f"{folder.name}/config.json"
         settings.setdefault("tie_word_embeddings", HEAD not in self._shard_of)
-        self.config = checked(parse_config(settings, where=where), where)
+        try:
+            config = parse_config(settings)
+        except FieldError as error:
+            raise WeightsError(f"{where}: {error}") from error
+        self.config = checked(config, where)
         refuse_strangers(folder.name, self.config, self._shard_of)
 
     def tensor(self, name: str, *shape: int) -> Tensor:
@@ -140,40 +145,6 @@ def names_in_layer(config: ModelConfig) -> list[str]:
     return names + [f"self_attn.{part}_proj.bias" for part in "qkv" if config.qkv_bias]
 
 
-def parse_config(settings: Mapping[str, Any], *, where: str) -> ModelConfig:
-    """Of a config.json. Refuses what the forward does not compute rather than computing it wrong."""
-    kind = settings.get("model_type")
-    family = FAMILIES.get(kind) if isinstance(kind, str) else None
-    if family is None:
-        raise WeightsError(f"{where}: field model_type is {kind!r}; known are {', '.join(FAMILIES)}")
-    _refuse_unknown(settings, where)
-    try:
-        heads, hidden = int(settings["num_attention_heads"]), int(settings["hidden_size"])
-        context = int(settings["max_position_embeddings"])
-        # Qwen's files name a window and say that it is not used; Mistral's use it.
-        window = settings.get("sliding_window") if kind == "mistral" else None
-        return ModelConfig(
-            vocab_size=int(settings["vocab_size"]),
-            hidden_size=hidden,
-            intermediate_size=int(settings["intermediate_size"]),
-            num_layers=int(settings["num_hidden_layers"]),
-            num_heads=heads,
-            num_kv_heads=int(settings.get("num_key_value_heads") or heads),
-            head_dim=int(settings.get("head_dim") or hidden // max(heads, 1)),
-            rms_norm_epsilon=float(settings["rms_norm_eps"]),
-            rope_theta=float(_rope_settings(settings).get("rope_theta") or settings.get("rope_theta") or 10_000.0),
-            context_length=min(context, int(window)) if window else context,  # inside the window it is full attention
-            tied_embeddings=bool(settings.get("tie_word_embeddings", False)),
-            rope=_rope(settings, where),
-            qkv_bias=family.qkv_bias,
-            qk_norm=family.qk_norm,
-        )
-    except KeyError as error:
-        raise WeightsError(f"{where}: field {error.args[0]} is missing") from error
-    except (TypeError, ValueError) as error:
-        raise WeightsError(f"{where}: a field has the wrong type ({error})") from error
-
-
 def checked(config: ModelConfig, where: str) -> ModelConfig:
     """The same config, or WeightsError when it breaks its own promise."""
     wrong = config.wrong_field()
@@ -182,47 +153,12 @@ def checked(config: ModelConfig, where: str) -> ModelConfig:
     return config
 
 
-def _refuse_unknown(settings: Mapping[str, Any], where: str) -> None:
-    for field in ("attention_bias", "mlp_bias", "use_sliding_window", "quantization_config", "rope_interleaved"):
-        if settings.get(field):
-            raise WeightsError(f"{where}: field {field} is set, which is not supported")
-    for field, only in (("hidden_act", "silu"), ("partial_rotary_factor", 1.0)):
-        found = settings.get(field, _rope_settings(settings).get(field, only))
-        if found != only:
-            raise WeightsError(f"{where}: field {field} is {found!r}; only {only} is supported")
-    others = sorted({str(kind) for kind in settings.get("layer_types") or ()} - {"full_attention"})
-    if others and settings.get("model_type") != "mistral":
-        raise WeightsError(f"{where}: field layer_types names {others[0]!r}; only full_attention is supported")
-
-
-def _rope_settings(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    return settings.get("rope_parameters") or settings.get("rope_scaling") or {}
-
-
-def _rope(settings: Mapping[str, Any], where: str) -> Rope:
-    scaling = _rope_settings(settings)
-    kind = scaling.get("rope_type") or scaling.get("type") or "default"
-    match kind:
-        case "default":
-            return PlainRope()
-        case "linear":
-            return LinearRope(float(scaling["factor"]))
-        case "llama3":
-            return Llama3Rope(
-                factor=float(scaling["factor"]),
-                low_frequency_factor=float(scaling["low_freq_factor"]),
-                high_frequency_factor=float(scaling["high_freq_factor"]),
-                original_context=int(scaling["original_max_position_embeddings"]),
-            )
-    raise WeightsError(f"{where}: field rope_scaling.rope_type is {kind!r}; known are default, linear, llama3")
-
-
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_bytes())
     except OSError as error:
         raise WeightsError(f"{path.parent.name}/{path.name}: cannot be read ({error.strerror})") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise WeightsError(f"{path.parent.name}/{path.name}: is not JSON") from error
     if not isinstance(content, dict):
         raise WeightsError(f"{path.parent.name}/{path.name}: is not a JSON object")

@@ -188,6 +188,17 @@ def test_a_gguf_file_of_another_kind_is_refused_by_the_name_of_its_field(
         open_weights(path)
 
 
+@pytest.mark.parametrize(
+    "factors", [torch.ones(3), torch.ones(2, 4), torch.tensor([4.0]), torch.zeros(8), torch.full((8,), float("nan"))]
+)
+def test_frequency_factors_that_do_not_fit_a_head_are_refused(
+    tmp_path: Path, tiny_tensors: dict[str, Tensor], factors: Tensor
+) -> None:
+    path = write_gguf(tmp_path / "m.gguf", gguf_names(tiny_tensors) | {"rope_freqs.weight": factors})
+    with pytest.raises(WeightsError, match=r"rotary scaling|rope_freqs"):
+        open_weights(path)
+
+
 @pytest.mark.parametrize("kept", [0, 3, 40, 1_000, 60_000])
 def test_a_truncated_gguf_file_is_refused(tiny_gguf: Path, kept: int) -> None:
     tiny_gguf.write_bytes(tiny_gguf.read_bytes()[:kept])
@@ -221,9 +232,21 @@ def test_a_missing_tensor_and_a_wrong_shape_are_refused_by_name(
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope_type"),
         ({"num_key_value_heads": 3}, "num_heads 4 is no multiple"),
-        ({"hidden_size": "wide"}, "wrong type"),
-        ({"vocab_size": None}, "wrong type"),
+        ({"hidden_size": "wide"}, "field hidden_size must be a whole number, not 'wide'"),
+        ({"hidden_size": 64.9}, "hidden_size"),
+        ({"hidden_size": float("inf")}, "hidden_size"),
+        ({"vocab_size": None}, "field vocab_size is missing"),
         ({"num_hidden_layers": 0}, "num_layers"),
+        ({"num_hidden_layers": 10**9}, "num_layers must be from 1 to 4,096"),
+        ({"max_position_embeddings": 10**18}, "context_length"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps must be a finite number"),
+        ({"rms_norm_eps": 0.0}, "rms_norm_epsilon"),
+        ({"rope_theta": float("inf")}, "rope_theta"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 0}}, "rotary scaling"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": float("nan")}}, "factor"),
+        ({"rope_scaling": "linear"}, "rope_scaling must be an object"),
+        ({"layer_types": 5}, "layer_types must be a list"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings must be true or false"),
     ],
 )
 def test_a_folder_of_another_kind_is_refused_by_the_name_of_its_field(
