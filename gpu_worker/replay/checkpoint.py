@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import pickle
 from dataclasses import replace
+from enum import Enum
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,8 @@ class _WithoutTokens(pickle.Pickler):
     """Lengths stay, token ids and stop tokens go: an end that a token brought is recorded as such."""
 
     def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, Enum):  # by value: early Pythons 3.11 would name ``getattr``, which no reader may call
+            return type(value), (value.value,)
         if type(value) is Request:
             if isinstance(value.prompt_token_ids, range) and not value.stop_token_ids and value.sampling is None:
                 return NotImplemented

@@ -67,7 +67,7 @@ def test_the_platform_heals_comes_back_as_it_was_and_leaves_nobody_however_it_en
     children = psutil.Process(second.process.pid).children(recursive=True)
     second.process.send_signal(signal.SIGKILL)
     second.process.wait()
-    _, alive = psutil.wait_procs(children, timeout=40)
+    _, alive = psutil.wait_procs(children, timeout=60)
     assert alive == []
 
     third = up()
