@@ -45,7 +45,6 @@ class Account(Tab):
         "hard_deadline_us",
         "num_live",
         "num_started",
-        "order",
         "priority_class",
         "service_base",
         "tenant_id",
@@ -58,7 +57,6 @@ class Account(Tab):
         self,
         priority_class: PriorityClass,
         tenant_id: str,
-        order: int,
         meter: Meter,
         total: TenantTotal | None = None,
     ) -> None:
@@ -66,7 +64,6 @@ class Account(Tab):
         self.priority_class = priority_class
         self.tenant_id = tenant_id
         self.total = TenantTotal() if total is None else total
-        self.order = order
         self.total.accounts.append(self)
         self.weight = _DEFAULT_WEIGHT
         self.concurrency: int | None = None
@@ -132,9 +129,8 @@ class FairnessAccountant:
         found = self._accounts.get(key)
         if found is None:
             total = self._totals.setdefault(tenant_id, TenantTotal())
-            found = self._accounts[key] = Account(
-                priority_class, tenant_id, len(self._accounts), self._meters[priority_class], total
-            )
+            meter = self._meters[priority_class]
+            found = self._accounts[key] = Account(priority_class, tenant_id, meter, total)
         return found
 
     def set_policies(self, cells: Mapping[tuple[PriorityClass, str], TenantClassPolicy]) -> None:

@@ -16,7 +16,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from gpu_worker.kernels.choice import Norms
-from gpu_worker.kernels.in_place import DecodeAttention
+from gpu_worker.kernels.in_place import InPlace
 from gpu_worker.kernels.layout import Layout, PoolShape
 
 QUERY_TILE = 128  # queries of a chunk that attend together; later tokens are not looked at
@@ -65,7 +65,7 @@ class Place:
 class CpuKernels:
     """See ``Kernels``. Float32."""
 
-    def __init__(self, shape: PoolShape, in_place: DecodeAttention | None = None) -> None:
+    def __init__(self, shape: PoolShape, in_place: InPlace | None = None) -> None:
         """``in_place``: what attends for rows of one new token, where there is such a kernel."""
         self._shape = shape
         self._in_place = in_place

@@ -11,10 +11,10 @@ import torch
 
 from gpu_worker.kernels import reference
 from gpu_worker.kernels.checking import LLAMA, ODD, QWEN, SMOL, Check, Guarded, Paged, Shape
-from gpu_worker.kernels.in_place import DecodeAttention
+from gpu_worker.kernels.in_place import InPlace
 
 
-def decode(attend: DecodeAttention, shape: Shape) -> Check:
+def decode(attend: InPlace, shape: Shape) -> Check:
     def check(device: torch.device, dtype: torch.dtype) -> None:
         paged = Paged(shape, device, dtype)
         num_heads, _, head_dim = shape.heads
@@ -28,7 +28,7 @@ def decode(attend: DecodeAttention, shape: Shape) -> Check:
     return check
 
 
-def cases(attend: DecodeAttention) -> Sequence[tuple[str, Check]]:
+def cases(attend: InPlace) -> Sequence[tuple[str, Check]]:
     """Name and check of each, for a CPU in float32; a check raises KernelMismatch."""
     shapes = [
         Shape(SMOL, 16, (1, 15, 16, 17, 70)),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
 
 import numpy
 import torch
@@ -15,22 +14,8 @@ from torch import Tensor
 FLOATS_PER_THREAD = 1 << 18  # a thread reads no less than this in the time that another takes to wake
 
 
-class DecodeAttention(Protocol):
-    """``reference.attend_decode`` with the whole pool [blocks, L, S, 2, K, D] and a layer of it. Float32."""
-
-    def __call__(
-        self,
-        queries: Tensor,
-        pool: Tensor,
-        layer: int,
-        tables: NDArray[numpy.int32],
-        contexts: NDArray[numpy.int32],
-        out: Tensor,
-    ) -> None: ...
-
-
 @functools.cache
-def decode_attention() -> DecodeAttention | None:
+def decode_attention() -> InPlace | None:
     """None without numba (the extra ``cpu``). The first call on a machine compiles, which takes seconds."""
     try:
         from gpu_worker.kernels.cpu_decode import compiled
@@ -40,7 +25,7 @@ def decode_attention() -> DecodeAttention | None:
 
 
 class InPlace:
-    """See ``DecodeAttention``. Always: a row gets the same numbers alone, in a batch and on however many threads."""
+    """Decode attention. Always: a row gets the same numbers alone, in a batch and on however many threads."""
 
     def __init__(self, attend: Callable[..., None]) -> None:
         self._attend = attend
@@ -55,6 +40,7 @@ class InPlace:
         contexts: NDArray[numpy.int32],
         out: Tensor,
     ) -> None:
+        """``reference.attend_decode`` with the whole pool [blocks, L, S, 2, K, D] and a layer of it. Float32."""
         block_size, num_kv_heads, head_dim = pool.shape[2], *pool.shape[4:]
         pieces = pool.flatten(2).numpy()
         work = (queries.numpy(), pieces, layer, block_size, num_kv_heads, tables, contexts, out.numpy())

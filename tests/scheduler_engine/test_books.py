@@ -90,7 +90,7 @@ def test_the_head_of_a_class_is_the_least_key_of_the_tenant_with_the_least_servi
     moves: list[tuple[str, int, int]],
 ) -> None:
     queue = ClassQueue()
-    accounts = [Account(BATCH, f"t{i}", i, Meter()) for i in range(4)]
+    accounts = [Account(BATCH, f"t{i}", Meter()) for i in range(4)]
     waiting: list[LiveRequest] = []
     for number, (move, which, amount) in enumerate(moves):
         match move:
@@ -119,7 +119,7 @@ def test_the_head_of_a_class_is_the_least_key_of_the_tenant_with_the_least_servi
 
 
 def test_removing_almost_all_of_a_long_line_leaves_the_rest_in_order() -> None:
-    queue, account = ClassQueue(), Account(BATCH, "Bulk", 0, Meter())
+    queue, account = ClassQueue(), Account(BATCH, "Bulk", Meter())
     lives = [live(account, number) for number in range(2_000)]
     for one in lives:
         queue.push(one)
@@ -145,7 +145,7 @@ def test_removing_almost_all_of_a_long_line_leaves_the_rest_in_order() -> None:
 def test_the_peak_is_that_of_a_simulation_to_within_a_block_per_request(
     running: list[tuple[int, int]], newcomer: tuple[int, int], num_ticks: int
 ) -> None:
-    book, account = PeakBook(16), Account(BATCH, "Bulk", 0, Meter())
+    book, account = PeakBook(16), Account(BATCH, "Bulk", Meter())
     now = []
     for number, (prompt, output) in enumerate(running):
         book.add(live(account, number, prompt=prompt, output=output))
@@ -166,7 +166,7 @@ def test_the_peak_is_that_of_a_simulation_to_within_a_block_per_request(
 
 def test_lower_classes_do_not_count_in_the_peak_of_a_higher_one() -> None:
     book = PeakBook(16)
-    book.add(live(Account(BATCH, "Bulk", 0, Meter()), 1, prompt=160, output=16))
+    book.add(live(Account(BATCH, "Bulk", Meter()), 1, prompt=160, output=16))
     assert book.peak_blocks(0, have=16, remaining=16) == 2
     assert book.peak_blocks(2, have=16, remaining=16) == 13
 

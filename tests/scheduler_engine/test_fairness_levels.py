@@ -16,8 +16,10 @@ SECOND_US = 1_000_000
 class Loads:
     """Tenants that each keep a number of requests of a shape under way."""
 
-    def __init__(self, priority_class: PriorityClass, *, policy: PolicySnapshot | None = None) -> None:
-        self.world = World(256, 8, None, policy=policy, check=False, max_model_len=8_192)
+    def __init__(
+        self, priority_class: PriorityClass, *, policy: PolicySnapshot | None = None, blocks: int = 256, slots: int = 8
+    ) -> None:
+        self.world = World(blocks, slots, None, policy=policy, check=False, max_model_len=8_192)
         self._priority_class = priority_class
         self._alive: dict[str, list[str]] = {}
 
@@ -30,12 +32,17 @@ class Loads:
                 self._alive[tenant] = alive + more
             self.world.run_step()
 
+    def had(self, until_us: int, **loads: tuple[int, int, int]) -> Counter[str]:
+        """Device time of each tenant while these are kept."""
+        before = self.charges()
+        self.keep(until_us, **loads)
+        return self.charges() - before
+
     def charges(self) -> Counter[str]:
         return Counter({tenant: us for (_, tenant), us in self.world.engine.charges_us().items()})
 
 
-HEAVY = (30, 200, 60)
-FLOOD = (30, 200, 60)
+HEAVY = FLOOD = (30, 200, 60)
 
 
 @pytest.mark.parametrize(
@@ -53,9 +60,7 @@ def test_a_newcomer_shares_with_a_heavy_tenant_though_a_third_that_wants_little_
     row = TenantClassPolicy(tenant_id="light", priority_class=priority_class, **cell)
     loads = Loads(priority_class, policy=policy(row, max_queue_wait_ms=None))
     loads.keep(30 * SECOND_US, heavy=HEAVY, light=light)
-    before = loads.charges()
-    loads.keep(45 * SECOND_US, heavy=HEAVY, light=light, new=FLOOD)
-    had = loads.charges() - before
+    had = loads.had(45 * SECOND_US, heavy=HEAVY, light=light, new=FLOOD)
     assert had["new"] > 4 * SECOND_US
     assert abs(had["heavy"] - had["new"]) <= 0.1 * had["new"]
 
@@ -63,9 +68,7 @@ def test_a_newcomer_shares_with_a_heavy_tenant_though_a_third_that_wants_little_
 def test_a_tenant_that_trickles_banks_no_credit_for_the_flood_that_follows() -> None:
     loads = Loads(BATCH)
     loads.keep(60 * SECOND_US, heavy=HEAVY, trickle=(1, 16, 100))
-    before = loads.charges()
-    loads.keep(70 * SECOND_US, heavy=HEAVY, trickle=FLOOD)
-    had = loads.charges() - before
+    had = loads.had(70 * SECOND_US, heavy=HEAVY, trickle=FLOOD)
     assert abs(had["heavy"] - had["trickle"]) <= 0.1 * had["heavy"]
 
 
@@ -73,16 +76,14 @@ def test_what_a_tenant_had_while_nobody_waited_is_not_held_against_it_when_anoth
     loads = Loads(BATCH)
     loads.keep(30 * SECOND_US, heavy=(8, 200, 60), light=(0, 0, 0))  # as many as there are slots: nobody waits
     loads.keep(31 * SECOND_US, light=(1, 16, 2_000))  # heavy ends, light stays
-    before = loads.charges()
-    loads.keep(41 * SECOND_US, heavy=HEAVY, light=(1, 16, 2_000), new=FLOOD)
-    had = loads.charges() - before
+    had = loads.had(41 * SECOND_US, heavy=HEAVY, light=(1, 16, 2_000), new=FLOOD)
     assert abs(had["heavy"] - had["new"]) <= 0.15 * had["new"]
 
 
 def test_a_head_that_is_kept_out_of_the_last_slots_holds_up_nobody_they_are_kept_for() -> None:
     loud = TenantClassPolicy(tenant_id="loud", priority_class=INTERACTIVE, weight=50)
-    loads = Loads(INTERACTIVE, policy=policy(loud, max_queue_wait_ms=None))
-    loads.world = world = World(8_000, 64, None, policy=policy(loud), check=False, max_model_len=8_192)
+    loads = Loads(INTERACTIVE, policy=policy(loud), blocks=8_000, slots=64)
+    world = loads.world
     world.submit(INTERACTIVE, 32, 5, tenant="quiet")
     loads.keep(3 * SECOND_US, loud=(90, 64, 1_500))
     chats = []
@@ -101,9 +102,7 @@ def test_a_tenant_that_an_edit_lets_in_again_banked_no_credit_while_it_was_held_
     loads.world.engine.set_policy(policy(row, version=2))
     loads.keep(40 * SECOND_US, heavy=HEAVY)
     loads.world.engine.set_policy(policy(version=3))
-    before = loads.charges()
-    loads.keep(50 * SECOND_US, heavy=HEAVY, held=FLOOD)
-    had = loads.charges() - before
+    had = loads.had(50 * SECOND_US, heavy=HEAVY, held=FLOOD)
     assert abs(had["heavy"] - had["held"]) <= 0.15 * had["heavy"]
 
 
@@ -115,7 +114,5 @@ def test_what_a_barred_tenant_had_before_is_not_held_against_it_by_one_that_came
     loads.keep(36 * SECOND_US, first=(0, 0, 0))  # those who run come to their end
     loads.keep(40 * SECOND_US, new=FLOOD)
     loads.world.engine.set_policy(policy(version=3))
-    before = loads.charges()
-    loads.keep(50 * SECOND_US, first=FLOOD, new=FLOOD)
-    had = loads.charges() - before
+    had = loads.had(50 * SECOND_US, first=FLOOD, new=FLOOD)
     assert abs(had["first"] - had["new"]) <= 0.15 * had["new"]
