@@ -93,7 +93,7 @@ def fill(rows: int, tenants: int) -> None:
         say("rolling up")
         rollups.rebuild()
     with connections["owner"].cursor() as cursor:  # what autovacuum does by and by
-        cursor.execute("ANALYZE")
+        cursor.execute("VACUUM (ANALYZE)")
 
 
 def _questions(rows: int, tenants: int) -> dict[str, Any]:

@@ -199,7 +199,9 @@ class LedgerEntry(models.Model):
         verbose_name_plural = "ledger entries"
         indexes = [
             models.Index(fields=["tenant", "created_at"], name="ledger_by_tenant"),
-            BrinIndex(fields=["created_at"], name="ledger_by_time"),  # rows come in the order of time
+            BrinIndex(
+                fields=["created_at"], name="ledger_by_time", autosummarize=True
+            ),  # rows come in the order of time
         ]
         constraints = [
             models.UniqueConstraint(fields=["operation_id", "entry_key"], name="ledger_exactly_once"),
