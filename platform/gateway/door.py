@@ -21,7 +21,7 @@ from gateway.errors import Reason, Refusal
 from gateway.offers import Offer, Prepared, Terms, offer, terms_of
 from gateway.owed import Owed
 from gateway.ownership import Card, Ownership
-from gateway.policy_feed import PolicyView
+from gateway.policy_feed import PolicyFeed
 from gateway.streams import Lost, Reader, ResponseStream, Streams
 from gateway.text import Text
 from gateway.tracing import tracing
@@ -31,6 +31,10 @@ from wire.messages import Cancel, LoadSnapshot, Released
 
 log = logging.getLogger(__name__)
 _KEY_GONE = Refusal(reason=Reason.INVALID_KEY, message="The API key was revoked.")
+# By a policy that is older than the one in force, these would send away for good who is welcome by now.
+_FINAL_BY_POLICY = frozenset(
+    (Reason.MODEL_NOT_FOUND, Reason.CLASS_NOT_ALLOWED, Reason.INVALID_VALUE, Reason.NEVER_WITHIN_LIMIT, Reason.MONEY)
+)
 _GOING = Refusal(reason=Reason.OVERLOADED, message="This gateway is going away; please send the request again.")
 
 
@@ -77,7 +81,7 @@ class Door:
         streams: Streams,
         ownership: Ownership,
         texts: Mapping[str, Text],
-        policy: Callable[[], PolicyView | None],
+        policy: PolicyFeed,
         loads: Callable[[], Sequence[LoadSnapshot]],
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -96,7 +100,7 @@ class Door:
 
     def models_of(self, caller: Caller) -> list[tuple[Text, list[str]]]:
         """The models of this caller's tenant, each with the service tiers granted: none while all are paused."""
-        view = self._policy()
+        view = self._policy.view
         if view is None:
             return []
         found = []
@@ -109,10 +113,19 @@ class Door:
     async def enter(
         self, caller: Caller, ask: Ask, keep: Keep | None = None, *, if_stopped: str = "client"
     ) -> Entered | Denied:
-        """Checks everything, takes the limits, sends the Submit. A refusal costs nothing and leaves nothing behind.
+        """Checks everything, takes the limits, sends the Submit. A refusal costs nothing and leaves nothing behind;
+        where the policy makes it a final one, it is the policy in force by now. Raises BusError where that cannot be
+        read.
 
         Cancelled half way, it leaves again, for the reason ``if_stopped``, whatever it had taken by then.
         """
+        found = await self._enter(caller, ask, keep, if_stopped)
+        if not isinstance(found, Denied) or found.refusal.reason not in _FINAL_BY_POLICY:
+            return found
+        is_outdated = await self._policy.catch_up()
+        return await self._enter(caller, ask, keep, if_stopped) if is_outdated else found
+
+    async def _enter(self, caller: Caller, ask: Ask, keep: Keep | None, if_stopped: str) -> Entered | Denied:
         if self._closed.is_set():
             return Denied(_GOING, Limits(requested_class(caller, ask)))
         terms = self._terms(caller, ask)
@@ -292,7 +305,7 @@ class Door:
         return stream is not None and stream.end is None
 
     def _terms(self, caller: Caller, ask: Ask) -> Sequence[Terms] | Refusal:
-        view = self._policy()
+        view = self._policy.view
         if view is None:
             return Refusal(reason=Reason.UNAVAILABLE, message="No policy has been published yet.")
         if not any(text.model == ask.model for text, _ in self.models_of(caller)):

@@ -215,7 +215,8 @@ _REJECTS: dict[str, tuple[Reason, str]] = {
     ),
     RejectReason.CLASS_CLOSED: (Reason.OVERLOADED, "Class {label} takes no new work now; nothing was charged."),
     RejectReason.DRAINING: (Reason.OVERLOADED, "The worker is going away; please send the request again."),
-    RejectReason.NOT_ALLOWED: (Reason.CLASS_NOT_ALLOWED, "Class {label} is paused or not granted to this tenant."),
+    # The door asks the policy first: a worker that still says so knows another one. Coming back, the door has it too.
+    RejectReason.NOT_ALLOWED: (Reason.UNAVAILABLE, "The policy has just changed; please send the request again."),
     RejectReason.GRAMMAR: (
         Reason.INVALID_VALUE,
         "The format asked for cannot be compiled into a grammar here, or not in time; nothing was charged.",

@@ -27,7 +27,7 @@ from scheduler_engine.policy import (
     TenantClassPolicy,
     snapshot_from_dict,
 )
-from wire.redis_bus import connect, write_policy
+from wire.redis_bus import bus_errors, connect, write_policy
 from wire.redis_keys import POLICY_POLL_S, Keys
 
 log = logging.getLogger(__name__)
@@ -139,6 +139,16 @@ class PolicyFeed:
             self._view = view_of(json.loads(raw))
         except (PolicyError, KeyError, TypeError, ValueError) as error:
             log.error("a published policy cannot be read and is ignored: %s", error)
+
+    async def catch_up(self) -> bool:
+        """True when a newer policy than the one in view had been put in force; it is in view now. Raises BusError."""
+        before = self._view
+        with bus_errors():
+            held = await self._redis.get(self._keys.policy_version)
+            if before is None or held is None or int(held) <= before.version:
+                return False
+            await self.refresh()
+        return self._view is not before
 
     async def _follow(self) -> None:
         while not self._stopping:

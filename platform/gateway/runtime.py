@@ -91,7 +91,7 @@ class Runtime:
             streams=self.streams,
             ownership=self.ownership,
             texts={text.model: text for text in texts},
-            policy=lambda: self.policy.view,
+            policy=self.policy,
             loads=lambda: self.loads,
         )
         self.continuity = Continuity(

@@ -76,7 +76,8 @@ class WorkerBus(Protocol):
         ...
 
     def receive(self, timeout_s: float) -> Sequence[ToWorker | BadEntry]:
-        """Wait up to ``timeout_s`` for input; entries are trimmed once returned. A new policy arrives as PolicyChanged.
+        """Wait up to ``timeout_s`` for input; entries are trimmed once returned. A new policy arrives as PolicyChanged,
+        and before any Submit that was made under it.
 
         Raises Fenced or BusError.
         """

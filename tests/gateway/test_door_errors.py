@@ -7,8 +7,12 @@ import json
 import pytest
 
 from gateway.errors import Reason, Refusal, from_reject
+from gateway.v1.answers import outcome_of
 from scheduler_engine.events import RejectReason
 from scheduler_engine.policy import PriorityClass
+from wire.messages import ChoiceEnd, EngineCounters, Finished
+
+COUNTERS = EngineCounters()
 
 
 @pytest.mark.parametrize("reason", Reason)
@@ -56,7 +60,7 @@ def test_what_no_waiting_can_help_says_should_not_retry_and_no_retry_after() -> 
         (RejectReason.QUEUE_WAIT, 503, "queue_timeout"),
         (RejectReason.CLASS_CLOSED, 503, "overloaded"),
         (RejectReason.DRAINING, 503, "overloaded"),
-        (RejectReason.NOT_ALLOWED, 403, "service_tier_not_granted"),
+        (RejectReason.NOT_ALLOWED, 503, "service_unavailable"),
         ("a reason of a newer worker", 500, "internal_error"),
     ],
 )
@@ -69,3 +73,33 @@ def test_an_engine_reject_becomes_its_status(reason: str, status: int, code: str
 def test_a_batch_request_without_capacity_is_429_resource_unavailable(reason: RejectReason) -> None:
     refusal = from_reject(reason, PriorityClass.BATCH, 5_000_000)
     assert (refusal.status, refusal.row.code, refusal.headers()["retry-after"]) == (429, "resource_unavailable", "5")
+
+
+@pytest.mark.parametrize(
+    ("ends", "code"),
+    [
+        ([("cancelled", "client")], "cancelled"),
+        ([("cancelled", "admin")], "cancelled"),
+        ([("cancelled", "draining")], "worker_lost"),
+        ([("cancelled", "gateway_lost")], "worker_lost"),
+        ([("failed", "")], "generation_failed"),
+        ([("cancelled", "sibling_refused"), ("shed", "late")], "deadline_unreachable"),
+    ],
+)
+def test_an_end_that_nobody_wished_is_the_platforms_and_worth_another_try(
+    ends: list[tuple[str, str]], code: str
+) -> None:
+    choices = tuple(ChoiceEnd(choice=n, reason=reason, detail=detail) for n, (reason, detail) in enumerate(ends))
+    finished = Finished(
+        response_id="r",
+        attempt=1,
+        choices=choices,
+        prompt_tokens=1,
+        cached_tokens=0,
+        output_tokens=0,
+        counters=COUNTERS,
+    )
+    outcome = outcome_of(finished, PriorityClass.DEFAULT)
+    assert isinstance(outcome, Refusal)
+    assert outcome.row.code == code
+    assert ("retry-after" in outcome.headers()) == (code == "worker_lost")

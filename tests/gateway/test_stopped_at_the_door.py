@@ -53,7 +53,7 @@ def gated_door(world: Any, part: str, stop_at: str) -> tuple[Door, Gates]:
     door = Door(
         streams=runtime.streams,
         texts=runtime.door.texts,
-        policy=lambda: runtime.policy.view,
+        policy=runtime.policy,
         loads=lambda: runtime.loads,
         **parts,
     )

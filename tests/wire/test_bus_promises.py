@@ -174,6 +174,18 @@ async def test_a_policy_arrives_once_per_version(world: Any) -> None:
         assert received == [PolicyChanged(snapshot=policy)]
 
 
+async def test_a_submit_comes_behind_the_policy_that_it_was_made_under(world: Any, make: Any) -> None:
+    worker, gateway = world.worker(), world.gateway()
+    worker.open()
+    old, new = (PolicySnapshot(version=version, classes=gpu_classes()) for version in (1, 2))
+    world.set_policy(old)
+    assert list(worker.receive(0.0)) == [PolicyChanged(snapshot=old)]
+    world.set_policy(new)
+    submit = make.submit(policy_version=2)
+    await gateway.send("w1", submit)
+    assert list(worker.receive(1.0)) == [PolicyChanged(snapshot=new), submit]
+
+
 async def test_an_older_policy_than_the_one_in_force_is_refused_and_reaches_nobody(world: Any) -> None:
     worker = world.worker()
     worker.open()

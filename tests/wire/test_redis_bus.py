@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import pytest
 from gateway.embedded import EmbeddedValkey, running
 from scheduler_engine.policy import PolicySnapshot, gpu_classes
 from wire.bus import BadEntry, BusError, Fenced, StepOutput
-from wire.messages import Released, Usage
+from wire.messages import PolicyChanged, Released, Usage
 from wire.redis_bus import RedisGatewayBus, RedisUsageReader, RedisWorkerBus
 from wire.redis_bus.connection import MAX_CONNECTIONS
 
@@ -102,6 +104,43 @@ async def test_a_policy_edit_reaches_a_waiting_worker_within_a_second(redis_worl
         received.extend(worker.receive(1.0))
     assert received[0].snapshot.version == 5
     assert time.monotonic() - began_s < 1.0
+
+
+@contextmanager
+def spoiled(world: Any, name: str) -> Iterator[None]:
+    """A key that Redis refuses to read meanwhile."""
+    world.client.rename(name, f"{name}:whole")
+    world.client.sadd(name, "of another type")
+    yield
+    world.client.rename(f"{name}:whole", name)
+
+
+async def test_a_policy_is_not_lost_with_an_inbox_that_cannot_be_read(redis_world: Any, make: Any) -> None:
+    worker, gateway, received = redis_world.worker(), redis_world.gateway(), []
+    worker.open()
+    policy, submit = PolicySnapshot(version=1, classes=gpu_classes()), make.submit()
+    redis_world.set_policy(policy)
+    await gateway.send("w1", submit)
+    with spoiled(redis_world, redis_world.keys.inbox("w1")):
+        for _ in range(2):
+            with suppress(BusError):
+                received.extend(worker.receive(0.0))
+    received.extend(worker.receive(0.0))
+    assert received == [PolicyChanged(snapshot=policy), submit]
+
+
+async def test_an_inbox_is_not_lost_with_a_policy_that_cannot_be_read(redis_world: Any, make: Any) -> None:
+    worker, gateway = redis_world.worker(), redis_world.gateway()
+    worker.open()
+    old, new = (PolicySnapshot(version=version, classes=gpu_classes()) for version in (1, 2))
+    redis_world.set_policy(old)
+    assert worker.receive(0.0) == [PolicyChanged(snapshot=old)]
+    redis_world.set_policy(new)
+    submit = make.submit(policy_version=2)
+    await gateway.send("w1", submit)
+    with spoiled(redis_world, redis_world.keys.policy_version), pytest.raises(BusError):
+        worker.receive(0.0)
+    assert worker.receive(0.0) == [PolicyChanged(snapshot=new), submit]
 
 
 async def test_a_fenced_worker_cannot_take_its_successors_input(redis_world: Any, make: Any) -> None:

@@ -23,24 +23,26 @@ from gateway.streams import Reader, ResponseStream
 from gateway.text import Text
 from gateway.v1.http import Exchange
 from gateway.v1.routes import Call
+from scheduler_engine.events import RejectReason
 from scheduler_engine.policy import PriorityClass
 from wire.bus import BusError, FinishedOutput
-from wire.messages import Submit
+from wire.messages import Rejected, Submit
 
 SOURCE: Final = "batch"
 TIER: Final = "flex"
+_TOO_LATE: Final = (RejectReason.LATE, RejectReason.QUEUE_WAIT)
 STOPPED: Final = "expired"  # to the worker: what a batch stops is not charged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """What an endpoint answered. ``has_deadline``: the line itself set a time after which it wants no answer."""
+    """What an endpoint answered. ``is_too_late``: the line itself set a time after which it wants no answer."""
 
     status: int
     headers: Mapping[str, str]
     body: bytes
     request_id: str
-    has_deadline: bool = False
+    is_too_late: bool = False
 
     @property
     def code(self) -> str:
@@ -60,17 +62,26 @@ class LineDoor:
         self._policy = runtime.policy
         self._response_id = response_id
         self._output = output
-        self.has_deadline = False
+        self._has_deadline = False
+        self._stream: ResponseStream | None = None
+
+    @property
+    def is_too_late(self) -> bool:
+        """A time that the line itself set was over, or could not be met."""
+        end = None if self._stream is None else self._stream.end
+        return self._has_deadline and isinstance(end, Rejected) and end.reason in _TOO_LATE
 
     @property
     def texts(self) -> Mapping[str, Text]:
         return self._door.texts
 
     async def enter(self, caller: Caller, ask: Ask, keep: Keep | None = None) -> Entered | Denied:
-        self.has_deadline = any((ask.deadline_ms, ask.completion_deadline_ms, ask.max_queue_wait_ms))
+        self._has_deadline = any((ask.deadline_ms, ask.completion_deadline_ms, ask.max_queue_wait_ms))
         own = replace(ask, source=SOURCE, service_tier=TIER, response_id=self._response_id)
         if self._output is None:
-            return await self._door.enter(caller, own, if_stopped=STOPPED)
+            found = await self._door.enter(caller, own, if_stopped=STOPPED)
+            self._stream = found.stream if isinstance(found, Entered) else None
+            return found
         text = self.texts[ask.model]
         prompt = await encode_prompt(text, ask, text.context_length)
         return Entered(
@@ -138,7 +149,7 @@ async def ask_line(
         headers=socket.headers,
         body=b"".join(socket.parts),
         request_id=exchange.request_id,
-        has_deadline=door.has_deadline,
+        is_too_late=door.is_too_late,
     )
 
 

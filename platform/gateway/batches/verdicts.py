@@ -17,7 +17,6 @@ from gateway.batches.leases import Answer
 MAX_FAILURES: Final = 3  # tries that the platform may break before the line is told so
 FAILED_WAIT_S: Final = 1.0
 BUDGET_WAIT_S: Final = 30.0  # a money window turns some time, or somebody raises the cap
-_OF_THE_DEADLINE = ("deadline_unreachable", "queue_timeout")
 _NOT_GRANTED: Final = "service_tier_not_granted"
 
 
@@ -48,11 +47,11 @@ def verdict(reply: Reply, num_failures: int) -> Verdict:
     code = reply.code
     if code == _NOT_GRANTED:
         return Stop(not_granted())
+    if reply.is_too_late:
+        return Done()
     if code == "insufficient_quota":
         return Again(BUDGET_WAIT_S)
     if reply.status in (429, 503) and "retry-after-ms" in reply.headers:
-        if reply.has_deadline and code in _OF_THE_DEADLINE:
-            return Done()
         return Again(int(reply.headers["retry-after-ms"]) / 1_000)
     if reply.status == 500 and num_failures < MAX_FAILURES:
         return Again(FAILED_WAIT_S)

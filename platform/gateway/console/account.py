@@ -11,7 +11,7 @@ from typing import Any
 from billing.documents import money
 from billing.pricing import TokenCounts, TokenPrices, cost_micros
 from gateway.streams import End
-from gateway.v1.response_events import WISHES
+from gateway.v1.answers import WISHES
 from scheduler_engine.events import FinishReason
 from scheduler_engine.explain import milliseconds, words
 from scheduler_engine.policy import PriorityClass

@@ -19,6 +19,7 @@ from scheduler_engine.events import FinishReason, RejectReason
 from scheduler_engine.policy import PriorityClass
 from wire.messages import ChoiceEnd, Finished, Rejected, TokenLogprob
 
+WISHES = ("", "client", "admin")  # cancels that somebody asked for; the others are the platform's failures
 LEAST_LOGPROB = -9_999.0  # OpenAI's own word for "hardly ever"; JSON has no infinity
 encode = msgspec.json.Encoder().encode
 
@@ -30,7 +31,7 @@ def outcome_of(end: End, priority_class: PriorityClass, grammar_param: str = "re
         return replace(rejected, param=grammar_param) if end.reason == RejectReason.GRAMMAR else rejected
     if isinstance(end, Lost):
         return end.refusal
-    for choice in end.choices:
+    for choice in sorted(end.choices, key=lambda choice: choice.detail == "sibling_refused"):
         refusal = _bad_end(choice, priority_class)
         if refusal is not None:
             return refusal
@@ -43,8 +44,11 @@ def _bad_end(choice: ChoiceEnd, priority_class: PriorityClass) -> Refusal | None
             return None
         case FinishReason.SHED:
             return from_reject(choice.detail, priority_class, None)
-        case FinishReason.CANCELLED:
+        case FinishReason.CANCELLED if choice.detail in WISHES:
             return Refusal(reason=Reason.CANCELLED, message="The response was cancelled.")
+        case FinishReason.CANCELLED:
+            message = "The worker went away in the middle of this response; please send the request again."
+            return Refusal(reason=Reason.WORKER_LOST, message=message)
         case _:
             return Refusal(reason=Reason.FAILED, message="The model could not compute this response.")
 

@@ -21,6 +21,7 @@ from gateway.streams import Delivery, Piece
 from gateway.tracing import tracing
 from gateway.v1.answers import cost_headers, event, explained, outcome_of
 from gateway.v1.http import Exchange
+from wire.bus import BusError
 from wire.messages import Finished
 
 KEEPALIVE_S = 10.0  # a waiting stream begins after this long, then sends a comment as often: no proxy cuts it
@@ -111,15 +112,20 @@ async def _alone(entered: Entered) -> AsyncIterator[tuple[int, Delivery] | None]
 
 @asynccontextmanager
 async def entered(door: Door, caller: Caller, asks: Sequence[Ask]) -> AsyncIterator[Group]:
-    """All of them, or none at no charge. Raises InvalidRequest with the refusal of the first that is not let in."""
+    """All of them, or none at no charge. Raises InvalidRequest with the refusal of the first that is not let in, or
+    BusError.
+    """
     group = Group(door, [])
     try:
-        for ask in asks:
-            one = await door.enter(caller, ask)
-            if isinstance(one, Denied):
-                _free(group)
-                raise InvalidRequest(one.refusal, one.limits.headers(), one.limits.priority_class)
-            group.entered.append(one)
+        try:
+            for ask in asks:
+                one = await door.enter(caller, ask)
+                if isinstance(one, Denied):
+                    raise InvalidRequest(one.refusal, one.limits.headers(), one.limits.priority_class)
+                group.entered.append(one)
+        except (InvalidRequest, BusError):
+            _free(group)
+            raise
         yield group
     finally:
         for one in group.entered:

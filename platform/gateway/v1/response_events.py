@@ -22,7 +22,6 @@ from scheduler_engine.policy import PriorityClass
 from wire.messages import Finished
 
 Event = dict[str, Any]
-WISHES = ("", "client", "admin")  # cancels that somebody asked for; the others are the platform's failures
 GRAMMAR_PARAM = "text.format"  # what a response calls the shape of its text
 NOT_FOUND = Refusal(reason=Reason.RESPONSE_NOT_FOUND, message="There is no response of this id.")
 
@@ -179,17 +178,12 @@ class ResponseEvents:
 def final_response(head: Head, end: End, text: str) -> Event:
     """The response as it ended: completed, incomplete by length, cancelled on request, or failed."""
     refusal = outcome_of(end, head.priority_class, GRAMMAR_PARAM)
-    if isinstance(end, Finished) and (not isinstance(refusal, Refusal) or _was_wished(end)):
+    if isinstance(end, Finished) and (not isinstance(refusal, Refusal) or refusal.reason is Reason.CANCELLED):
         return _ended_well(head, end, text)
     assert isinstance(refusal, Refusal)
     code = "rate_limit_exceeded" if refusal.status == 429 else "server_error"
     error = {"code": code, "message": refusal.message, "type": refusal.row.error_type, "headers": refusal.headers()}
     return head.response("failed", output=[head.item("incomplete", text)] if text else [], error=error)
-
-
-def _was_wished(finished: Finished) -> bool:
-    end = finished.choices[0]
-    return end.reason == FinishReason.CANCELLED and end.detail in WISHES
 
 
 def _ended_well(head: Head, finished: Finished, text: str) -> Event:

@@ -40,6 +40,12 @@ class PolicyPoll:
         """Until it is time to look again."""
         return max(0.0, self._due_s - time.monotonic())
 
+    def catch_up(self, version: int) -> list[PolicyChanged | BadEntry]:
+        """``look``, without waiting for its time where ``version`` is newer than what was found."""
+        if version > int(self._version or 0):
+            self._due_s = 0.0
+        return self.look()
+
     def look(self) -> list[PolicyChanged | BadEntry]:
         """A policy that was not there the last time, or an entry that says why it cannot be one."""
         if self.wait_s:

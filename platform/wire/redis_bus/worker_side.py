@@ -7,7 +7,7 @@ from typing import cast
 
 from wire import codec
 from wire.bus import BadEntry, BusFull, Fenced, StepOutput
-from wire.messages import LoadSnapshot, ToWorker
+from wire.messages import LoadSnapshot, Submit, ToWorker
 from wire.redis_bus.connection import (
     MAX_ENTRIES_PER_READ,
     MAX_STREAM_LENGTH,
@@ -54,22 +54,26 @@ class RedisWorkerBus:
         return self._epoch
 
     def receive(self, timeout_s: float) -> Sequence[ToWorker | BadEntry]:
+        """What the inbox holds is noted last: after a BusError all of it comes again."""
         with bus_errors():
-            news = self._policy.look()
-            wait_s = 0.0 if news else min(timeout_s, self._policy.wait_s)
-            return [*news, *self._read_inbox(block_ms(wait_s))]
+            if news := self._policy.look():
+                return news
+            found = self._read_inbox(block_ms(min(timeout_s, self._policy.wait_s)))
+            messages = decoded(found)
+            known = max((each.policy_version for each in messages if isinstance(each, Submit)), default=0)
+            news = self._policy.catch_up(known)
+            if found:
+                self._delivered = [entry_id for entry_id, _ in found]
+                self._last_inbox_id = self._delivered[-1]
+            return [*news, *messages]
 
-    def _read_inbox(self, block: int | None) -> list[ToWorker | BadEntry]:
+    def _read_inbox(self, block: int | None) -> list[tuple[bytes, bytes]]:
         inbox = self._keys.inbox(self.worker_id)
         if self._delivered:
             keys = (self._keys.epoch(self.worker_id), inbox)
             self._check(self._take(keys=keys, args=[self._epoch, *self._delivered]))
             self._delivered = []
-        found = entries_of(self._client.xread({inbox: self._last_inbox_id}, count=MAX_ENTRIES_PER_READ, block=block))
-        if found:
-            self._delivered = [entry_id for entry_id, _ in found]
-            self._last_inbox_id = self._delivered[-1]
-        return decoded(found)
+        return entries_of(self._client.xread({inbox: self._last_inbox_id}, count=MAX_ENTRIES_PER_READ, block=block))
 
     def publish(self, output: StepOutput) -> None:
         if output is not self._unconfirmed:

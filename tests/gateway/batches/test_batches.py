@@ -233,6 +233,28 @@ def test_a_batch_that_comes_while_its_class_is_paused_is_told_so_and_not_that_it
     assert error.message == "The batch class is paused or not granted to this tenant."
 
 
+def test_a_line_that_comes_too_late_by_its_own_word_ends_with_that_refusal(platform: Platform, owners: Owners) -> None:
+    late = request_line("late", "a word " * 200, deadline_ms=1)
+    ended = wait(platform, create(platform, [request_line("good"), late]), "completed")
+    assert list(results(platform, ended.output_file_id)) == ["good"]
+    told = results(platform, ended.error_file_id)["late"]["response"]
+    assert (told["status_code"], told["body"]["error"]["code"]) == (429, "resource_unavailable")
+
+
+def test_whoever_comes_right_after_its_class_was_resumed_is_answered_though_the_worker_still_knows_the_pause(
+    platform: Platform, owners: Owners
+) -> None:
+    change("bulk", allowed=False)
+    paused = selectors.current_policy()
+    assert paused is not None
+    until(lambda: {load.policy_version for load in platform.runtime.loads} == {paused.version})
+    change("bulk", allowed=True)
+    made = create(platform, [request_line("a"), request_line("b")])
+    body = request_line("c")["body"]
+    assert platform.client("bulk").chat.completions.create(**body, service_tier="flex").choices
+    assert len(results(platform, wait(platform, made, "completed").output_file_id)) == 2
+
+
 def test_a_batch_whose_key_is_revoked_stops_with_a_clear_error(
     platform: Platform, one_at_a_time: None, owners: Owners
 ) -> None:
