@@ -24,6 +24,7 @@ from wire.messages import EngineCounters, Released, Reserved, ToLedger, Usage
 log = logging.getLogger(__name__)
 
 READ_S = 0.5
+GATHER_S = 0.1  # after a batch that was not full: read as they come, each entry would cost a transaction
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
 
@@ -63,27 +64,33 @@ class Settler:
         self.applied = ledger.Applied()
 
     def run(self) -> None:
-        """Until told to stop. Says so once when an outage begins and once when it ends."""
-        pause_s = 0.0
-        while not self._stopped_after(pause_s):
+        """Until told to stop; what gathers just then is booked first. Says so once when an outage begins and once when
+        it ends.
+        """
+        outage_s, gather_s, is_told = 0.0, 0.0, False
+        while not is_told:
+            is_told = self._stopped_after(outage_s or gather_s)
+            if is_told and not gather_s:
+                return
             try:
-                self._turn()
+                num_entries = self._turn()
             except (BusError, OperationalError, InterfaceError) as error:
-                if not pause_s:
+                if not outage_s:
                     log.warning("the books wait: %s", _one_line(error))
-                pause_s = min(LONGEST_PAUSE_S, 2 * pause_s or FIRST_PAUSE_S)
+                outage_s, gather_s = min(LONGEST_PAUSE_S, 2 * outage_s or FIRST_PAUSE_S), 0.0
                 connection.close()
             else:
-                if pause_s:
+                if outage_s:
                     log.info("the books go on")
-                pause_s = 0.0
+                outage_s, gather_s = 0.0, GATHER_S if 0 < num_entries < ledger.MAX_BATCH else 0.0
 
-    def _turn(self) -> None:
-        is_idle = not self.settle_some()
-        self._do_duties(is_idle)
+    def _turn(self) -> int:
+        num_entries = self.settle_some()
+        self._do_duties(not num_entries)
+        return num_entries
 
     def settle_some(self) -> int:
-        """Reads, writes, acknowledges; returns how many messages there were. Raises what reader and database raise."""
+        """Reads, writes, acknowledges; returns how many entries there were. Raises what reader and database raise."""
         entries = self._reader.read(ledger.MAX_BATCH, READ_S)
         messages: list[LedgerMessage] = []
         findings: list[alerts.Finding] = []

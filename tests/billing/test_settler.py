@@ -185,9 +185,30 @@ def test_an_outage_is_waited_out_with_growing_pauses_and_said_once(
     failures = [BusError("Redis is gone") for _ in range(8)]
     stream, clock = Stream([reserved(), usage()], failures), Clock(num_turns=10)
     settler_of(stream, clock).run()
-    assert clock.waited_s == [0.0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 0.0]
+    assert clock.waited_s == [0.0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, settler.GATHER_S]
     assert UsageRequest.objects.get().state == "completed"
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+
+
+def test_a_batch_that_was_not_full_is_followed_by_a_pause_in_which_the_next_one_gathers(
+    transactional_db: None, long_stream: Stream
+) -> None:
+    clock = Clock(num_turns=6)
+    settler_of(long_stream, clock).run()
+    assert clock.waited_s == [0.0, 0.0, 0.0, 0.0, settler.GATHER_S, 0.0]  # of 500, 500, 500 and 98 entries, and none
+
+
+def test_what_came_while_a_batch_gathered_is_in_the_books_when_the_settler_stops(transactional_db: None) -> None:
+    class Arriving(Stream):
+        def acknowledge(self, entry_ids: Sequence[str]) -> None:
+            super().acknowledge(entry_ids)
+            if "1-0" not in entry_ids:
+                self.entries.append(UsageEntry("1-0", usage()))
+
+    stream = Arriving([reserved()])
+    settler_of(stream, Clock(num_turns=1)).run()
+    assert UsageRequest.objects.get().state == "completed"
+    assert stream.entries == []
 
 
 def test_duties_are_done_on_time_and_only_while_the_stream_is_empty(db: None) -> None:
