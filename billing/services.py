@@ -35,7 +35,9 @@ def set_prices(*, actor: str, prices: Mapping[PriceKey, TokenPrices]) -> PriceVe
 
 
 def write_prices(*, actor: str, prices: Mapping[PriceKey, TokenPrices]) -> PriceVersion:
-    """The rows of it; ``record_policy`` stands in the same transaction. Raises ValidationError."""
+    """The rows of it; ``record_policy`` stands in the same transaction. Raises ValidationError for a price that is new;
+    one that stands, whatever it is, keeps nobody from setting others.
+    """
     current = selectors.price_list(selectors.current_price_version()).prices
     version = PriceVersion(actor=actor)
     version.save(force_insert=True)
@@ -51,7 +53,9 @@ def write_prices(*, actor: str, prices: Mapping[PriceKey, TokenPrices]) -> Price
         for kind in TokenKind
     ]
     for row in rows:
-        row.full_clean(exclude=["price_version"], validate_unique=False, validate_constraints=False)
+        standing = current.get((row.model, row.priority_class))
+        if standing is None or getattr(standing, row.token_kind) != row.micros_per_million:
+            row.full_clean(exclude=["price_version"], validate_unique=False, validate_constraints=False)
     Price.objects.bulk_create(rows)
     return version
 

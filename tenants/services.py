@@ -195,32 +195,20 @@ def save_classes(
         return record_policy(actor, reason)
 
 
-def pause_class(*, actor: str, tenant_id: UUID, label: str, reason: str = "") -> PolicyVersion:
-    """The tenant's calls of this class are let in no more, until ``resume_class`` or an edit that grants it. Raises
-    ValidationError where it is not granted, and QuotaPolicy.DoesNotExist.
+def switch_class(*, actor: str, tenant_id: UUID, label: str, is_paused: bool, reason: str = "") -> PolicyVersion:
+    """Shuts a class that is granted to the tenant, at once and for every call; or opens what was shut so. It grants
+    nothing. Raises ValidationError where there is nothing to pause or to resume, and QuotaPolicy.DoesNotExist.
     """
     with change_by(actor):
         serialise_policy_edits()
         cell = QuotaPolicy.objects.get(tenant_id=tenant_id, priority_class=label)
-        if not cell.allowed:
+        if is_paused and not cell.allowed:
             raise ValidationError(f"{label} is not granted to {cell.tenant.name}: there is nothing to pause")
-        cell.allowed, cell.is_paused = False, True
-        cell.save(update_fields=["allowed", "is_paused"])
-        return record_policy(actor, f"emergency: paused. {reason}".strip())
-
-
-def resume_class(*, actor: str, tenant_id: UUID, label: str, reason: str = "") -> PolicyVersion:
-    """Takes a pause back, and grants nothing: raises ValidationError for what was not paused, and
-    QuotaPolicy.DoesNotExist.
-    """
-    with change_by(actor):
-        serialise_policy_edits()
-        cell = QuotaPolicy.objects.get(tenant_id=tenant_id, priority_class=label)
-        if not cell.is_paused:
+        if not (is_paused or cell.is_paused):
             raise ValidationError(f"{label} was not paused for {cell.tenant.name}: to grant it, tick it and see first")
-        cell.allowed, cell.is_paused = True, False
+        cell.allowed, cell.is_paused = not is_paused, is_paused
         cell.save(update_fields=["allowed", "is_paused"])
-        return record_policy(actor, f"emergency: resumed. {reason}".strip())
+        return record_policy(actor, f"emergency: {'paused' if is_paused else 'resumed'}. {reason}".strip())
 
 
 def write_tenant(*, slug: str, name: str, timezone: str = "UTC") -> Tenant:

@@ -8,8 +8,12 @@ import pytest
 from django.core.exceptions import ValidationError
 
 from billing import selectors, services
-from billing.pricing import FREE, TokenPrices
+from billing.models import Price, PriceVersion
+from billing.pricing import FREE, TokenKind, TokenPrices
 from tenants import selectors as tenant_selectors
+
+BEYOND = 2 * 10**12
+OLD = TokenPrices(prompt=1, cached=2, output=BEYOND)
 
 
 def test_a_new_price_makes_a_new_version_and_keeps_all_others(world: Any) -> None:
@@ -52,3 +56,45 @@ def test_a_price_that_no_column_would_hold_for_a_long_call_is_refused(world: Any
     with pytest.raises(ValidationError, match="at most 1,000,000,000,000 micro-units for a million tokens"):
         services.set_prices(actor="admin", prices={(world.model, "batch"): beyond})
     assert selectors.current_price_version() == world.price_version
+
+
+@pytest.fixture
+def with_an_old_price(world: Any) -> int:
+    """The version of a list with one price that nobody could enter any more."""
+    version = PriceVersion.objects.create(actor="long ago")
+    prices = {**selectors.price_list(world.price_version).prices, (world.model, "batch"): OLD}
+    Price.objects.bulk_create(
+        Price(
+            price_version=version,
+            model=model,
+            priority_class=priority_class,
+            token_kind=kind.value,
+            micros_per_million=getattr(price, kind.value),
+        )
+        for (model, priority_class), price in prices.items()
+        for kind in TokenKind
+    )
+    return version.version
+
+
+@pytest.mark.parametrize(
+    ("priority_class", "edited"),
+    [
+        ("default", TokenPrices(prompt=7, cached=7, output=7)),
+        ("batch", TokenPrices(prompt=7, cached=2, output=BEYOND)),
+        ("batch", TokenPrices(prompt=1, cached=2, output=3)),
+    ],
+    ids=["of another class", "beside it", "its own"],
+)
+def test_a_price_beyond_the_bound_that_stands_already_keeps_nobody_from_an_edit(
+    world: Any, with_an_old_price: int, priority_class: str, edited: TokenPrices
+) -> None:
+    place = (world.model, priority_class)
+    after = selectors.price_list(services.set_prices(actor="admin", prices={place: edited}).version)
+    assert after.prices == {**selectors.price_list(with_an_old_price).prices, place: edited}
+
+
+def test_a_price_beyond_the_bound_is_refused_also_where_another_stands(world: Any, with_an_old_price: int) -> None:
+    beyond = TokenPrices(prompt=BEYOND, cached=2, output=BEYOND)
+    with pytest.raises(ValidationError, match="at most"):
+        services.set_prices(actor="admin", prices={(world.model, "batch"): beyond})

@@ -174,14 +174,15 @@ def pause(request: HttpRequest, tenant_id: uuid.UUID, label: str) -> HttpRespons
     again. What was never granted is granted by an edit alone, which is seen first.
     """
     row = get_object_or_404(QuotaPolicy, tenant_id=tenant_id, priority_class=label)
-    is_resume = request.POST.get("action") == "resume"
-    switch = services.resume_class if is_resume else services.pause_class
+    is_paused, actor = request.POST.get("action") != "resume", request.user.get_username()
     try:
-        switch(actor=request.user.get_username(), tenant_id=tenant_id, label=label, reason=_reason(request))
+        services.switch_class(
+            actor=actor, tenant_id=tenant_id, label=label, is_paused=is_paused, reason=_reason(request)
+        )
     except ValidationError as refusal:
         messages.error(request, " ".join(refusal.messages))
     else:
-        messages.success(request, f"{row.tenant.name}, {label}: {'resumed' if is_resume else 'paused'}.")
+        messages.success(request, f"{row.tenant.name}, {label}: {'paused' if is_paused else 'resumed'}.")
     return redirect("desk")
 
 
