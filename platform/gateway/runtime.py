@@ -83,7 +83,6 @@ class Runtime:
         self.admission = Admission(redis, redis_keys)
         self.streams = Streams(time.monotonic)
         self.loads: Sequence[LoadSnapshot] = ()
-        self._loads_failed = ""  # why they could not be read the last time
         self.ownership = Ownership(redis, redis_keys)
         self.door = Door(
             bus=bus,
@@ -163,7 +162,7 @@ class Runtime:
         stack.push_async_callback(self.policy.stop)
         stack.push_async_callback(self.door.close)
         self.loads = await self.bus.loads()
-        load_source.read_from(self._current_loads)
+        load_source.read_from(self.bus.loads)
         stack.callback(load_source.read_from, None)
         switchboard.connect(self.bus)
         stack.callback(switchboard.connect, None)
@@ -201,12 +200,6 @@ class Runtime:
         if self._going is not None:
             await _stopped(self._going)
         await self._stack.aclose()
-
-    async def _current_loads(self) -> Sequence[LoadSnapshot]:
-        """For /metrics and the live page: no workers and no Bus are two things. Raises BusError."""
-        if self._loads_failed:
-            raise BusError(self._loads_failed)
-        return self.loads
 
     async def _repeat(self, work: Callable[[], Awaitable[None]], period_s: float) -> None:
         """Failures of the Bus are told once per outage."""
@@ -252,9 +245,9 @@ class Runtime:
 
     async def _watch_workers(self) -> None:
         try:
-            self.loads, self._loads_failed = await self.bus.loads(), ""
-        except BusError as error:
-            self.loads, self._loads_failed = (), str(error)
+            self.loads = await self.bus.loads()
+        except BusError:
+            self.loads = ()
             self.streams.pardon()
             raise
         for worker_id, epoch in self.streams.lost_workers(self.loads):

@@ -1,8 +1,9 @@
-"""What a gateway process says while its Bus is away."""
+"""What a gateway process says of the workers, while its Bus answers and while it is away."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import httpx2
@@ -39,3 +40,10 @@ async def test_an_outage_of_the_bus_is_shown_as_one_and_not_as_a_platform_withou
         assert [load.worker_id for load in await loads()] == ["worker-1"]
     finally:
         await runtime.stop()
+
+
+async def test_who_looks_at_the_workers_sees_what_they_said_last_and_not_what_the_gateway_heard_last(world: Any) -> None:
+    world.worker.beating = False
+    for step in (4_001, 4_002, 4_003):  # quicker than a gateway looks for itself
+        world.worker.bus.publish_load(replace(world.worker.load(), step=step))
+        assert [load.step for load in await loads()] == [step]
