@@ -42,7 +42,7 @@ async def test_an_outage_of_the_bus_is_shown_as_one_and_not_as_a_platform_withou
         await runtime.stop()
 
 
-async def test_who_looks_at_the_workers_sees_what_they_said_last_and_not_what_the_gateway_heard_last(world: Any) -> None:
+async def test_who_looks_at_the_workers_sees_what_they_said_last_not_what_the_gateway_heard_last(world: Any) -> None:
     world.worker.beating = False
     for step in (4_001, 4_002, 4_003):  # quicker than a gateway looks for itself
         world.worker.bus.publish_load(replace(world.worker.load(), step=step))
