@@ -138,7 +138,7 @@ class Recording:
         self._unix_s = unix_s
         self._entries: list[Entry] = []
         self._flushed_us = 0
-        self._was_busy = False
+        self._has_news = False  # since the last flush
         self._prefixes = PrefixNames()
         self._plan: StepPlan | None = None
         self._planned_us = 0
@@ -209,13 +209,12 @@ class Recording:
                 tuple(result.completed_copies),
             )
         )
-        falls_idle = plan.is_empty and self._was_busy
-        self._was_busy = not plan.is_empty
-        interval_us = FLUSH_US if self._was_busy else IDLE_FLUSH_US
+        self._has_news |= not plan.is_empty
+        interval_us = FLUSH_US if self._has_news else IDLE_FLUSH_US
         is_due = now_us - self._flushed_us >= interval_us or len(self._entries) >= FLUSH_ENTRIES
         if self._prefixes.is_full:
             self._prefixes.prune(self._engine.prefix_keys_in_use())
-        if is_due or falls_idle:
+        if is_due:
             self._flush(now_us)
             if self._is_time_for_another_file():
                 self.close(is_end=False)
@@ -234,7 +233,7 @@ class Recording:
         return self._unix_s() // period_s != self._began_s // period_s
 
     def _flush(self, now_us: int) -> None:
-        self._flushed_us = now_us
+        self._flushed_us, self._has_news = now_us, False
         if self._entries:
             self._writer.put(self._entries)
             self._entries = []

@@ -52,7 +52,7 @@ class Session:
         self._bus = bus
         self._pulse = Pulse(loop.snapshot(), clock.now_us(), loop.dump)
         self._load_taken_at_us = clock.now_us()
-        self._was_idle = False
+        self._load_is_stale = False
         self._has_worked = False  # since the books were checked
         self._books_due_us = 0
         self._missing_since_us: dict[str, int] = {}
@@ -113,22 +113,23 @@ class Session:
         return turn
 
     def _refresh_load(self, turn: Turn) -> None:
-        falls_idle = turn.is_idle and not self._was_idle
-        self._was_idle = turn.is_idle
         now_us = self._clock.now_us()
         self._has_worked |= not turn.is_idle
         if turn.is_idle and self._has_worked and now_us >= self._books_due_us:
             self.loop.check_books()
             self._has_worked, self._books_due_us = False, now_us + BOOKS_INTERVAL_US
-        if falls_idle or now_us - self._load_taken_at_us >= LOAD_INTERVAL_US:
+        self._load_is_stale |= not turn.is_idle
+        if now_us - self._load_taken_at_us >= LOAD_INTERVAL_US:
             self._pulse.load = self.loop.snapshot()
-            self._load_taken_at_us = now_us
+            self._load_taken_at_us, self._load_is_stale = now_us, not turn.is_idle
 
-    def wait(self, wake_at_us: int | None) -> None:
+    def wait(self, *timers_us: int | None) -> None:
         """Block until there is input or a timer is due; no CPU is used meanwhile."""
+        load_due_us = self._load_taken_at_us + LOAD_INTERVAL_US if self._load_is_stale else None
+        moments = [at_us for at_us in (*timers_us, load_due_us) if at_us is not None]
         timeout_s = None
-        if wake_at_us is not None:
-            timeout_s = max(SHORTEST_WAIT_US, wake_at_us - self._clock.now_us()) / 1_000_000
+        if moments:
+            timeout_s = max(SHORTEST_WAIT_US, min(moments) - self._clock.now_us()) / 1_000_000
         try:
             self._take(self.inbox.get(timeout=timeout_s))
         except queue.Empty:
@@ -258,5 +259,4 @@ class WorkerService:
         turn = session.turn()
         self._sweeper.sweep(self._clock.now_us(), is_idle=turn.is_idle)
         if turn.is_idle:
-            timers = [at_us for at_us in (turn.wake_at_us, wait_until_us) if at_us is not None]
-            session.wait(min(timers, default=None))
+            session.wait(turn.wake_at_us, wait_until_us)

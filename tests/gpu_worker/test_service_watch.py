@@ -58,6 +58,32 @@ def test_the_books_of_an_idle_worker_that_has_worked_are_checked_and_not_after_e
     stage.until(lambda: len(checks) == 2)
 
 
+def test_answers_one_at_a_time_do_not_make_the_worker_look_at_itself_after_each(
+    stage: Stage, small_worker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each makes it idle; a look, and telling it, would hold up the sender of each."""
+    an_hour_us = 3_600_000_000
+    monkeypatch.setattr("gpu_worker.serving.service.LOAD_INTERVAL_US", an_hour_us)
+    for number in range(3):
+        stage.send(small_worker.submit(f"r{number}", max_tokens=2))
+        stage.until_end(f"r{number}")
+    stage.until_load_after(stage.until_load_after(stage.clock.now_us()))
+    assert stage.hub.loads["w1"][1].output_tokens_total == 0
+    stage.clock.shift_us += an_hour_us
+    stage.beat()
+    stage.until(lambda: stage.hub.loads["w1"][1].output_tokens_total == 6)
+
+
+def test_what_the_last_steps_before_idleness_did_is_told_with_nothing_more_to_do(
+    stage: Stage, small_worker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpu_worker.serving.listener.GATEWAY_CHECK_INTERVAL_US", 3_600_000_000)  # nothing else wakes it
+    for number in range(3):
+        stage.send(small_worker.submit(f"r{number}", max_tokens=2))
+        stage.until_end(f"r{number}")
+    stage.until(lambda: stage.hub.loads["w1"][1].output_tokens_total == 6)
+
+
 def test_a_dump_on_request_comes_at_a_step_boundary(
     stage: Stage, small_worker: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

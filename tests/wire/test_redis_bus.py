@@ -155,20 +155,34 @@ async def test_a_fenced_worker_cannot_take_its_successors_input(redis_world: Any
     assert len(successor.receive(0.0)) == 1
 
 
-async def test_what_was_read_is_taken_out_with_the_next_read_so_that_nobody_waits_for_that(
+async def test_what_a_gateway_read_is_taken_out_with_the_next_read_so_that_nobody_waits_for_that(
     redis_world: Any, make: Any
 ) -> None:
-    worker, gateway, keys = redis_world.worker(), redis_world.gateway(), redis_world.keys
+    worker, gateway, outbox = redis_world.worker(), redis_world.gateway(), redis_world.keys.outbox("g1")
     worker.open()
     await gateway.open()
     for number in range(3):
-        await gateway.send("w1", make.submit(f"r{number}"))
-        assert [message.response_id for message in worker.receive(0.0)] == [f"r{number}"]
         worker.publish(StepOutput({"g1": [make.tokens(f"r{number}", 0, (7,))]}))
         assert [tokens.response_ids for tokens in await gateway.receive(0.0)] == [(f"r{number}",)]
-        assert redis_world.client.xlen(keys.inbox("w1")) == redis_world.client.xlen(keys.outbox("g1")) == 1
-    assert (worker.receive(0.0), await gateway.receive(0.0)) == ([], [])
-    assert redis_world.client.xlen(keys.inbox("w1")) == redis_world.client.xlen(keys.outbox("g1")) == 0
+        assert redis_world.client.xlen(outbox) == 1
+    assert await gateway.receive(0.0) == []
+    assert redis_world.client.xlen(outbox) == 0
+
+
+async def test_what_a_worker_read_is_taken_out_when_nothing_comes_or_much_of_it_at_once(
+    redis_world: Any, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wire.redis_bus.worker_side.MAX_DELIVERED", 4)
+    worker, gateway, inbox = redis_world.worker(), redis_world.gateway(), redis_world.keys.inbox("w1")
+    worker.open()
+    lengths = []
+    for number in range(6):
+        await gateway.send("w1", make.submit(f"r{number}"))
+        assert [message.response_id for message in worker.receive(0.0)] == [f"r{number}"]
+        lengths.append(redis_world.client.xlen(inbox))
+    assert lengths == [1, 2, 3, 4, 1, 2]
+    assert worker.receive(0.0) == []
+    assert redis_world.client.xlen(inbox) == 0
 
 
 async def test_an_epoch_begins_at_redis_clock_so_that_it_grows_even_when_redis_lost_everything(

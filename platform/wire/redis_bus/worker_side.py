@@ -21,6 +21,8 @@ from wire.redis_bus.connection import (
 from wire.redis_bus.policy import PolicyPoll
 from wire.redis_keys import LOAD_LIFETIME_MS, Keys
 
+MAX_DELIVERED = 64
+
 
 class RedisWorkerBus:
     """A worker's side. Always: nothing is published or taken under an epoch that is no longer this worker's."""
@@ -38,7 +40,7 @@ class RedisWorkerBus:
         self._publish = self._client.register_script(script("settle", "publish"))
         self._epoch = 0
         self._last_inbox_id: str | bytes = "0"
-        self._delivered: list[bytes] = []  # entries, taken out before the next are read: no request waits for that
+        self._delivered: list[bytes] = []  # entries that were read and are still in the inbox
         self._policy = PolicyPoll(self._client, self._keys)
         self._sequence = 0
         self._unconfirmed: StepOutput | None = None
@@ -63,17 +65,24 @@ class RedisWorkerBus:
             known = max((each.policy_version for each in messages if isinstance(each, Submit)), default=0)
             news = self._policy.catch_up(known)
             if found:
-                self._delivered = [entry_id for entry_id, _ in found]
+                self._delivered += [entry_id for entry_id, _ in found]
                 self._last_inbox_id = self._delivered[-1]
             return [*news, *messages]
 
     def _read_inbox(self, block: int | None) -> list[tuple[bytes, bytes]]:
+        """What was read before is taken out when nothing comes, or much at once: hardly a request waits for that."""
         inbox = self._keys.inbox(self.worker_id)
-        if self._delivered:
-            keys = (self._keys.epoch(self.worker_id), inbox)
-            self._check(self._take(keys=keys, args=[self._epoch, *self._delivered]))
-            self._delivered = []
-        return entries_of(self._client.xread({inbox: self._last_inbox_id}, count=MAX_ENTRIES_PER_READ, block=block))
+        if len(self._delivered) >= MAX_DELIVERED:
+            self._take_out()
+        found = entries_of(self._client.xread({inbox: self._last_inbox_id}, count=MAX_ENTRIES_PER_READ, block=block))
+        if self._delivered and not found:
+            self._take_out()
+        return found
+
+    def _take_out(self) -> None:
+        keys = (self._keys.epoch(self.worker_id), self._keys.inbox(self.worker_id))
+        self._check(self._take(keys=keys, args=[self._epoch, *self._delivered]))
+        self._delivered = []
 
     def publish(self, output: StepOutput) -> None:
         if output is not self._unconfirmed:

@@ -26,9 +26,10 @@ from gpu_worker.replay.record_log import (
 from gpu_worker.replay.recording import Origin, RecordingScheduler
 from gpu_worker.replay.rerun import Diverged, Listener, entries_of, replay
 from scheduler_engine.events import StepEvents
-from scheduler_engine.plan import StepPlan
-from scheduler_engine.policy import PolicySnapshot
+from scheduler_engine.plan import StepPlan, StepResult
+from scheduler_engine.policy import PolicySnapshot, PriorityClass
 from scheduler_engine.record import pack, unpack_all
+from scheduler_engine.request import Request, RequestId
 from scheduler_engine.scheduler import Scheduler
 from tests.gpu_worker.replay.random_run import CONFIG, COST, POLICY, RandomRun
 
@@ -307,6 +308,39 @@ def test_a_disk_that_fails_ends_the_recording_and_not_the_engine(
     writer.close()
     assert writer.has_failed
     assert "recording to" in capsys.readouterr().err
+
+
+def test_answers_one_at_a_time_share_a_frame_of_the_log_and_none_waits_longer_than_a_second() -> None:
+    """Each makes the engine idle; a frame for each would take the time of the thread that sends the next answer."""
+
+    class Frames(LogWriter):
+        def __init__(self) -> None:
+            self.num_entry_bytes, self.submits = 0, list[int]()
+
+        def put(self, work: record_log.Boot | list[Entry]) -> None:
+            if isinstance(work, list):
+                self.submits.append(sum(isinstance(entry, Submitted) for entry in work))
+
+    writer, now_us = Frames(), 1_000_000
+    engine = RecordingScheduler(CONFIG, POLICY, COST, origin=ORIGIN, writer=writer, most_file_bytes=1 << 20)
+    for number in range(50):
+        request = Request(
+            request_id=RequestId(f"r{number}"),
+            tenant_id="Aurora",
+            priority_class=PriorityClass.DEFAULT,
+            prompt_token_ids=(1, 2),
+            max_tokens=1,
+        )
+        engine.submit(request, now_us)
+        for sampled in ([9], []):  # a step, and an empty one
+            plan = engine.plan_step(now_us)
+            assert plan.num_rows == len(sampled)
+            engine.apply_step(StepResult(plan.step, 10 * len(sampled), sampled), now_us)
+        now_us += 10_000
+    assert writer.submits == [1]  # the first has waited since the engine was made, long ago
+    plan = engine.plan_step(now_us + recording.FLUSH_US)
+    engine.apply_step(StepResult(plan.step, 0), now_us + recording.FLUSH_US)
+    assert writer.submits == [1, 49]
 
 
 def test_the_last_entry_of_a_log_says_that_it_is_whole(log: Path) -> None:
