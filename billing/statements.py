@@ -52,6 +52,15 @@ class Correction:
     at: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Day:
+    """A day of a tenant's calendar, and the half-open span of entries that its statement holds."""
+
+    day: date
+    starts_at: datetime
+    ends_at: datetime
+
+
 class NotAllClosed(Exception):
     """Days of some tenants could not be closed; those of all others were. Nothing is lost: the next run tries again."""
 
@@ -84,7 +93,21 @@ def num_wrong(statements: list[Statement]) -> int:
 
 @transaction.atomic
 def _close_next_day(tenant: Tenant, now: datetime) -> Statement | None:
-    """The day of the oldest entry that no statement holds yet; None while that day is not over."""
+    """None while that day is not over."""
+    found = _next_day(tenant)
+    if found is None or found.ends_at + GRACE > now:
+        return None
+    return _written(tenant, found)
+
+
+def closes_at(tenant: Tenant) -> datetime | None:
+    """When the next day that has entries can be closed; None while there are none."""
+    found = _next_day(tenant)
+    return None if found is None else found.ends_at + GRACE
+
+
+def _next_day(tenant: Tenant) -> _Day | None:
+    """The day of the oldest entry that no statement holds yet."""
     zone = ZoneInfo(tenant.timezone)
     before = Statement.objects.filter(tenant=tenant).order_by("-starts_at").first()
     entries = LedgerEntry.objects.filter(tenant_id=tenant.id)
@@ -97,23 +120,22 @@ def _close_next_day(tenant: Tenant, now: datetime) -> Statement | None:
     if before is not None:  # the zone may have been edited: days never repeat
         day = max(day, before.day + timedelta(days=1))
     ends_at = _midnight(day + timedelta(days=1), zone)
-    if ends_at + GRACE > now:
-        return None
     # Days without entries have no statement, so this span may begin long before its day, with nothing in it.
     starts_at = before.ends_at if before is not None else min(_midnight(day, zone), oldest)
-    return _written(tenant, day, starts_at, ends_at)
+    return _Day(day, starts_at, ends_at)
 
 
 def _midnight(day: date, zone: ZoneInfo) -> datetime:
     return datetime.combine(day, time(), tzinfo=zone)
 
 
-def _written(tenant: Tenant, day: date, starts_at: datetime, ends_at: datetime) -> Statement | None:
+def _written(tenant: Tenant, found: _Day) -> Statement | None:
     """None where another closer was faster: it wrote the same."""
+    starts_at, ends_at = found.starts_at, found.ends_at
     charged, adjusted, credited = _totals(tenant.id, starts_at, ends_at)
     statement = Statement(
         tenant=tenant,
-        day=day,
+        day=found.day,
         zone=tenant.timezone,
         starts_at=starts_at,
         ends_at=ends_at,

@@ -89,6 +89,7 @@ def test_rates_and_quantiles_are_numbers_with_their_units(board: None, operator:
     assert (worker["worker"], worker["age_ms"], worker["output_per_s"]) == ("worker-1", "0", "150.0")
     interactive, default, batch = rows_of(operator, "classes")
     assert (interactive["class"], default["class"], batch["class"]) == ("interactive", "default", "batch")
+    assert {one["recent_ms"] for one in (worker, default)} == {"2000"}  # somebody began to look two seconds ago
     assert float(default["ttft_p50_ms"]) < float(default["ttft_p99_ms"]) <= HISTOGRAM_BOUNDS_MS[3]
     assert default["queue_wait_p50_ms"] == ""  # nothing was counted
     assert (default["gave_way_by_hold"], default["gave_way_by_swap"]) == ("4", "0")

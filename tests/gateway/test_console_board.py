@@ -113,6 +113,14 @@ def test_what_happened_over_a_minute_ago_is_not_recent() -> None:
     assert chat["ttft_ms"][0] is not None
 
 
+def test_until_a_minute_has_been_seen_the_board_says_how_much_of_it_has() -> None:
+    board, seen = LiveBoard(), []
+    for second in range(0, 70, 7):
+        board.hear([a_load(step=second)], second * SECOND_US)
+        seen.append(worker_of(board, second * SECOND_US)["recent_ms"])
+    assert seen == [0, 7_000, 14_000, 21_000, 28_000, 35_000, 42_000, 49_000, 56_000, 60_000]
+
+
 def test_preemptions_are_summed_by_lever_and_by_resource() -> None:
     board = LiveBoard()
     levers = (("hold", "slots", 2), ("hold", "memory", 3), ("swap", "memory", 1))
@@ -135,7 +143,7 @@ def test_quantiles_above_the_target_are_named() -> None:
 
     assert chat["ttft"]["target_ms"] == 300
     assert chat["ttft"]["over"] == ["p99"]
-    assert chat["tpot"] == {"recent_ms": [38, 50, 50], "target_ms": None, "over": []}
+    assert chat["tpot"] == {"recent_ms": [38, 49, 50], "target_ms": None, "over": []}
 
 
 def test_sheds_are_told_by_rung_and_reason_of_their_class() -> None:
@@ -274,6 +282,13 @@ def test_a_quantile_lies_inside_its_bucket() -> None:
     assert quantile_ms(counted, 50) == 50
     assert quantile_ms(counted, 75) == 75
     assert quantile_ms(counted, 95) == 95
+
+
+@pytest.mark.parametrize(("percent", "value_ms"), [(50, 150), (90, 190), (95, 195), (99, 199), (100, 200)])
+def test_the_quantiles_of_a_few_are_not_all_the_edge_of_their_bucket(percent: int, value_ms: int) -> None:
+    """Prometheus' ``histogram_quantile``: a part of a count is a part of the bucket."""
+    for count in (1, 2, 7):
+        assert quantile_ms(histogram(le_200=count), percent) == value_ms
 
 
 def test_a_quantile_of_nothing_is_nothing() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from datetime import timedelta
+from datetime import UTC, timedelta
 from typing import Any
 
 import pytest
@@ -263,6 +263,42 @@ def test_the_trail_says_what_happened_in_words(house: House) -> None:
     owner.post(house.at("keys/{key}/revoke"))
     page = text_of(owner.get(house.at("trail")))
     assert page.index("key revoked") < page.index("key rotated") < page.index("key made")
+
+
+def test_whoever_comes_or_goes_is_on_the_trail_by_name_and_with_the_role(house: House) -> None:
+    owner = house.people[Role.OWNER]
+    owner.post(house.at("keys"), {"name": "reports", "project": str(house.project.id), "role": "billing"})
+    owner.post(house.at("members"), {"email": "new@aurora.example", "role": "auditor"})
+    owner.post(house.at("members/{member}/remove"))
+    page = " ".join(re.sub("<[^>]+>", " ", text_of(owner.get(house.at("trail")))).split())
+    assert "key made reports role: billing" in page
+    assert "invitation made new@aurora.example role: auditor" in page
+    assert "member removed developer@aurora.example role: developer" in page
+
+
+@pytest.mark.parametrize("page", ["/operator/live", "/operator/policy/", "/operator/policy/classes", "/console/"])
+def test_an_operator_can_sign_out_of_every_page(db: None, page: str) -> None:
+    client = Client()
+    user = User.objects.create_superuser("ops", password="a long enough one")
+    client.force_login(user, backend="django.contrib.auth.backends.ModelBackend")
+    shown = text_of(client.get(page))
+    assert (shown.count('action="/account/logout/"'), shown.count("Sign out")) == (1, 1)
+
+
+def test_a_tenant_without_a_statement_is_told_when_the_first_one_comes(house: House) -> None:
+    tenant = services.create_tenant(actor="tests", slug="nova", name="Nova", timezone="Pacific/Kiritimati")
+    user = User.objects.get(username="owner")
+    members.add_member(actor="tests", tenant=tenant, user=user, email=user.email, role=Role.OWNER)
+    client = house.people[Role.OWNER]
+    assert "Nothing has been used yet" in text_of(client.get("/console/nova/statements"))
+    billing_services.credit(actor="tests", tenant_id=tenant.id, amount_micros=5, reason="hello")
+    closes_at = statements.closes_at(tenant)
+    assert closes_at is not None
+    page = text_of(client.get("/console/nova/statements"))
+    assert "The first statement comes within a quarter of an hour after" in page
+    assert closes_at.astimezone(UTC).strftime("%Y-%m-%d 10:10 UTC") in page  # 00:10 of that zone
+    assert statements.close_due_days(closes_at - timedelta(seconds=1)) == []
+    assert len(statements.close_due_days(closes_at)) == 1
 
 
 def test_names_are_text_and_never_markup(house: House) -> None:

@@ -9,11 +9,10 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from gateway.console.frames import Frame, Reading, worker_frame
+from gateway.console.frames import RECENT_WINDOW_US, Frame, Reading, worker_frame
 from wire.messages import LoadSnapshot
 
 RATE_WINDOW_US = 5_000_000
-RECENT_WINDOW_US = 60_000_000
 SAMPLE_PERIOD_US = 1_000_000
 FORGET_AFTER_US = 120_000_000
 

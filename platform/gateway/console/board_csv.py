@@ -1,4 +1,5 @@
-"""The board's numbers as CSV: what a frame shows of all workers, one row each, with the age of what the worker said.
+"""The board's numbers as CSV: what a frame shows of all workers, one row each, with the age of what the worker said and
+how far back its recent numbers reach: a minute, or since somebody began to look.
 
 Knows frames and columns; refuses to know pages. Units are in the columns' names.
 """
@@ -21,10 +22,11 @@ def text(frame: Frame, table: str, names: Mapping[str, str]) -> str:
     columns, rows = TABLES[table]
     out = io.StringIO()
     writer: Any = csv.writer(out)
-    writer.writerow(["worker", "age_ms", *columns])
+    writer.writerow(["worker", "age_ms", "recent_ms", *columns])
     for worker in frame["workers"]:
         for row in rows(worker, names):
-            writer.writerow([plain(worker["id"]), worker["age_ms"], *(plain(row[column]) for column in columns)])
+            of_worker = plain(worker["id"]), worker["age_ms"], worker["recent_ms"]
+            writer.writerow([*of_worker, *(plain(row[column]) for column in columns)])
     return out.getvalue()
 
 
@@ -73,7 +75,7 @@ CLASS = (
     *("shed", "floor_debt_ms", "promises_kept", "promises_broken", "gap_ms", "gap_bound_ms"),
 )
 TENANT = (
-    *("tenant", "name", "live", "device_ms_of_last_minute", "share_percent", "entitled_percent"),
+    *("tenant", "name", "live", "device_ms_recently", "share_percent", "entitled_percent"),
     "device_ms_in_all",
 )
 REQUEST = ("response", "tenant", "name", "class", "state", "blocks", "computed_tokens", "output_tokens")

@@ -14,6 +14,7 @@ from gateway.console.quantiles import quantile_ms, since
 from wire.messages import ClassSnapshot, Histogram, LoadSnapshot, PolicyNews, TenantSnapshot
 
 LEAST_SPAN_US = 1_000_000
+RECENT_WINDOW_US = 60_000_000
 SILENT_AFTER_US = 2_000_000
 MOST_TENANTS_SHOWN = 10
 QUANTILES = (50, 95, 99)
@@ -31,7 +32,7 @@ class Reading:
 
 def worker_frame(newest: Reading, lately: Reading, minute: Reading, now_us: int) -> Frame:
     """Durations in milliseconds. ``lately`` and ``minute``: readings some five seconds and a minute older, for rates
-    and for recent quantiles.
+    and for recent quantiles. ``recent_ms``: how much of that minute has been seen.
     """
     load, age_us = newest.load, now_us - newest.at_us
     span_us = newest.at_us - lately.at_us
@@ -43,6 +44,7 @@ def worker_frame(newest: Reading, lately: Reading, minute: Reading, now_us: int)
         "state": _state(load, age_us),
         "age_ms": age_us // 1_000,
         "heard_at_ms": newest.at_us // 1_000,
+        "recent_ms": min(RECENT_WINDOW_US // 1_000, newest.at_us // 1_000 - minute.at_us // 1_000),
         "up_ms": (load.epoch_age_us + age_us) // 1_000,
         "step": load.step,
         "step_age_ms": (load.last_step_age_us + age_us) // 1_000,

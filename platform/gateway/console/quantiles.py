@@ -19,10 +19,9 @@ def quantile_ms(histogram: Histogram, percent: int) -> int | None:
     total = sum(histogram.counts)
     if not total:
         return None
-    rank = -(-total * percent // 100)
-    lower, before = 0, 0
+    lower, rank = 0, total * percent  # in hundredths of a count, and of what is not counted yet
     for upper, count in zip(HISTOGRAM_BOUNDS_MS, histogram.counts, strict=False):
-        if before + count >= rank:
-            return lower + (upper - lower) * (rank - before) // count
-        lower, before = upper, before + count
+        if 100 * count >= rank:
+            return lower + ((upper - lower) * rank + 50 * count) // (100 * count)
+        lower, rank = upper, rank - 100 * count
     return HISTOGRAM_BOUNDS_MS[-1]

@@ -16,7 +16,7 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, render
 from django.utils import timezone
 
-from billing import documents
+from billing import documents, statements
 from billing.models import LedgerEntry, Statement
 from billing.usage import Group, Sums, Width, buckets
 from gateway.console.pages.membership import Member, page
@@ -102,7 +102,13 @@ def statement_list(request: HttpRequest, me: Member) -> HttpResponse:
     """Closed days, newest first."""
     some = shown(request, Statement.objects.defer("lines", "corrections").order_by("-day"))
     found = [(one, documents.money(one.total_micros)) for one in some.rows]
-    context = {"me": me, "statements": found, "page": some, "currency": settings.RUBATO_CURRENCY}
+    context = {
+        "me": me,
+        "statements": found,
+        "page": some,
+        "first_at": None if found else statements.closes_at(me.tenant),
+        "currency": settings.RUBATO_CURRENCY,
+    }
     return render(request, "console/statements.html", context)
 
 

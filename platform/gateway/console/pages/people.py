@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from typing import Any
 
 from django import forms
 from django.contrib import messages
@@ -67,6 +68,17 @@ def _in_words(event: AuditEvent) -> str:
     return f"{name} {_ACTIONS[event.action]}"
 
 
+def _told(event: AuditEvent, columns: dict[str, Any] | None) -> list[tuple[str, Any]]:
+    """(column, value) of what changed; of a whole row that came or went what it is called, and its role."""
+    if columns is None:
+        return []
+    if event.action == "update":
+        return list(columns.items())
+    called = columns.get("name") or columns.get("email")
+    role = columns.get("role")
+    return [("", called)] * bool(called) + [("role", role)] * bool(role)
+
+
 def _invite(request: HttpRequest, me: Member, form: Offer, role: Role) -> str:
     try:
         made = members.invite(actor=me.actor, tenant=me.tenant, email=form.cleaned_data["email"], role=role)
@@ -129,6 +141,8 @@ def trail(request: HttpRequest, me: Member) -> HttpResponse:
     found = list(events[: EVENTS_A_PAGE + 1])
     shown = found[:EVENTS_A_PAGE]
     for event in shown:
-        event.what = _in_words(event)  # type: ignore[attr-defined]  # for the template alone
+        event.what = _in_words(event)  # type: ignore[attr-defined]  # these three for the template alone
+        event.told_before = _told(event, event.before)  # type: ignore[attr-defined]
+        event.told_after = _told(event, event.after)  # type: ignore[attr-defined]
     older = shown[-1].id if len(found) > EVENTS_A_PAGE else None
     return render(request, "console/trail.html", {"me": me, "events": shown, "older": older})

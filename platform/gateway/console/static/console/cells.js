@@ -17,6 +17,11 @@ export function rate(value) {
   return value === null ? NONE : value < 100 ? tenth.format(value) : whole(Math.round(value));
 }
 
+const clock = new Intl.DateTimeFormat("en", { hourCycle: "h23", hour: "2-digit", minute: "2-digit", second: "2-digit" });
+
+// 09:05:07, on the viewer's own clock
+export const timeOfDay = (at) => clock.format(at);
+
 export const percent = (value) => (value === null ? NONE : `${tenth.format(value)} %`);
 
 // {slots: 5, step_time: 2} → "slots 5, step time 2"

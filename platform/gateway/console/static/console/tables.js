@@ -4,7 +4,7 @@ import { classHeading, duration, NONE, partsOf, percent, plainHeading, rate, row
 
 const LEVERS = ["hold", "swap", "recompute"];
 
-// Three quantiles of the last minute; those above the target carry a mark, and are named below.
+// Three recent quantiles; those above the target carry a mark, and are named below.
 function latency({ recent_ms: recent, target_ms: target, over }) {
   if (recent[0] === null) return { text: NONE, parts: target === null ? "" : `target ${duration(target)}` };
   const text = recent.map((ms, index) => (over.includes(["p50", "p95", "p99"][index]) ? `▲ ${duration(ms)}` : duration(ms))).join(" · ");

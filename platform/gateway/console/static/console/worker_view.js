@@ -1,6 +1,6 @@
 // One worker's section: its facts, gauges, lanes and tables. Knows a worker of a frame; writes text only, never markup.
 
-import { duration, NONE, percent, rate, renew, row, whole } from "./cells.js";
+import { duration, NONE, percent, rate, renew, row, timeOfDay, whole } from "./cells.js";
 import { explain } from "./explain.js";
 import { Lanes, stateWord } from "./lanes.js";
 import { latencyRow, policyRow, tenantRow } from "./tables.js";
@@ -44,6 +44,7 @@ export class WorkerView {
   begin(worker) {
     this.epoch = worker.epoch;
     this.heardAtMs = null;
+    this.sinceMs = undefined;
     this.lanes?.end();
     const old = this.root.querySelector(".lane-plot");
     const fresh = old.cloneNode(false);
@@ -66,6 +67,7 @@ export class WorkerView {
     this.meters.busy.value = worker.busy_percent ?? 0;
     for (const name of ["slots", "device", "host"]) this.gauge(name, worker[name]);
     this.tellPolicy(worker.policy);
+    this.tellSpan(worker);
     this.write("num_requests", whole(worker.board.length));
     const isQuiet = this.lanes.isEmpty;
     this.fields.quiet.hidden = !isQuiet;
@@ -81,6 +83,16 @@ export class WorkerView {
     this.write("switching", percent(policy.switching_percent));
     this.fields.switching.classList.toggle("over", policy.switching_percent > 5);
     this.write("cuts", policy.governor_cuts ? `governor cut ${whole(policy.governor_cuts)} times` : "governor never cut");
+  }
+
+  // Recent is the last minute, and until one has been seen what came since somebody began to look.
+  tellSpan({ recent_ms: recentMs, heard_at_ms: heardAtMs, age_ms: ageMs }) {
+    const sinceMs = recentMs < 60_000 ? heardAtMs - recentMs : null;
+    if (sinceMs === this.sinceMs) return;
+    this.sinceMs = sinceMs;
+    const since = sinceMs === null ? null : `since ${timeOfDay(new Date(Date.now() - recentMs - ageMs))}`;
+    this.write("recent_quantiles", since ?? "of the last minute");
+    this.write("recent_time", since === null ? "Last minute" : since[0].toUpperCase() + since.slice(1));
   }
 
   gauge(name, { used, total }) {
