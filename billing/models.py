@@ -20,6 +20,7 @@ from tenants.models import CLASS_CHOICES, CLASS_LABELS, Tenant
 
 OPEN = "open"
 RELEASED = "released"
+CORRECTIONS = ["adjust", "credit"]  # kinds of entries that people write
 LARGEST_PRICE_MICROS = 10**12  # for a million tokens: the dearest call stays far below what a column holds
 LARGEST_CORRECTION_MICROS = 10**15  # an adjustment's either way, a credit's: a slip of a key fills no statement
 STATES = [OPEN, RELEASED, *(terminal.value for terminal in Terminal)]
@@ -199,6 +200,9 @@ class LedgerEntry(models.Model):
         verbose_name_plural = "ledger entries"
         indexes = [
             models.Index(fields=["tenant", "created_at"], name="ledger_by_tenant"),
+            models.Index(
+                fields=["tenant", "created_at"], name="ledger_corrections", condition=Q(kind__in=CORRECTIONS)
+            ),  # few among millions
             BrinIndex(
                 fields=["created_at"], name="ledger_by_time", autosummarize=True
             ),  # rows come in the order of time
@@ -217,7 +221,7 @@ class LedgerEntry(models.Model):
             models.CheckConstraint(condition=Q(kind="adjust") | Q(amount_micros__gte=0), name="ledger_amount_sign"),
             models.CheckConstraint(condition=~Q(kind="release") | Q(amount_micros=0), name="ledger_release_is_free"),
             models.CheckConstraint(
-                condition=~Q(kind__in=["adjust", "credit"])
+                condition=~Q(kind__in=CORRECTIONS)
                 | Q(amount_micros__gte=-LARGEST_CORRECTION_MICROS, amount_micros__lte=LARGEST_CORRECTION_MICROS),
                 name="ledger_correction_bounded",
             ),

@@ -14,7 +14,7 @@ from zoneinfo import ZoneInfo
 from django.db import connection, transaction
 from django.db.models import Count, Min, Q, QuerySet, Sum
 
-from billing.models import LedgerEntry, Statement
+from billing.models import CORRECTIONS, LedgerEntry, Statement
 from billing.selectors import ENDS
 from tenants.models import ApiKey, Project, Tenant
 
@@ -213,5 +213,5 @@ def _corrections(tenant_id: UUID, starts_at: datetime, ends_at: datetime) -> lis
             reason=entry.reason,
             at=entry.created_at.isoformat(),
         )
-        for entry in _span(tenant_id, starts_at, ends_at).filter(kind__in=("adjust", "credit")).order_by("id")
+        for entry in _span(tenant_id, starts_at, ends_at).filter(kind__in=CORRECTIONS).order_by("id")
     ]

@@ -1,4 +1,5 @@
-"""Usage in buckets of time, for people and programs that ask. Reads roll-ups; minutes are read from the ledger itself.
+"""Usage and costs in buckets of time, for people and programs that ask. Reads roll-ups; minutes and corrections are
+read from the ledger itself.
 
 Refuses to know an API's field names: those are the management API's.
 """
@@ -8,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from enum import Enum
-from typing import Any
+from enum import Enum, StrEnum
+from typing import Any, Generic, TypeVar
 from uuid import UUID
 
 from django.db.models import Aggregate, Count, F, Q, QuerySet, Sum
 from django.db.models.functions import Trunc
 
-from billing.models import LedgerEntry, Rollup
+from billing.models import CORRECTIONS, LedgerEntry, Rollup
 from billing.selectors import ENDS
 
 _SUMS = ("num_requests", "prompt_tokens", "cached_tokens", "output_tokens", "cost_micros", "num_downgraded")
@@ -91,13 +92,33 @@ class Sums:
     num_downgraded: int = 0
 
 
+class LineItem(StrEnum):
+    """What an amount is for."""
+
+    USAGE = "usage"
+    ADJUSTMENT = "adjustment"
+    CREDIT = "credit"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What one group owes of one bucket, below 0 where more was given back. ``line_item``: None is all of them."""
+
+    group: dict[str, object]
+    line_item: LineItem | None
+    amount_micros: int
+
+
+Part = TypeVar("Part")
+
+
 @dataclass(frozen=True, slots=True)
-class Bucket:
-    """Half-open: [starts_at, ends_at). Always: present even where nothing was used."""
+class Bucket(Generic[Part]):
+    """Half-open: [starts_at, ends_at). Always: present even where it has no parts."""
 
     starts_at: datetime
     ends_at: datetime
-    sums: tuple[Sums, ...]
+    parts: tuple[Part, ...]
 
 
 def buckets(
@@ -109,7 +130,7 @@ def buckets(
     groups: Sequence[Group] = (),
     only: Filter = Filter(),
     using: str = "default",
-) -> list[Bucket]:
+) -> list[Bucket[Sums]]:
     """One query. The first bucket holds ``starts_at``. Raises ValueError for more than ``width.most`` buckets."""
     first = width.begin(starts_at)
     count = max(0, -(-(ends_at - first) // width.length))
@@ -122,6 +143,41 @@ def buckets(
         found.setdefault(row["bucket"], []).append(Sums(group=group, **{name: row[name] for name in _SUMS}))
     edges = [first + index * width.length for index in range(count)]
     return [Bucket(edge, edge + width.length, tuple(found.get(edge, ()))) for edge in edges]
+
+
+def costs(
+    *,
+    tenant_id: UUID,
+    starts_at: datetime,
+    ends_at: datetime,
+    width: Width,
+    groups: Sequence[Group] = (),
+    by_line_item: bool = False,
+    only: Filter = Filter(),
+    using: str = "default",
+) -> list[Bucket[Cost]]:
+    """What operations were charged, and the corrections that were written meanwhile: an adjustment in the groups of its
+    operation, a credit in none. Over any span their sum is that of a statement: charged + adjusted - credited.
+    Two queries. Raises as ``buckets``.
+    """
+    used = buckets(
+        tenant_id=tenant_id, starts_at=starts_at, ends_at=ends_at, width=width, groups=groups, only=only, using=using
+    )
+    columns = [group.value for group in groups]
+    corrections = _corrections(tenant_id, used, width, columns, only, using)
+    found = []
+    for bucket in used:
+        amounts: dict[tuple[tuple[object, ...], LineItem | None], int] = {}
+        charged = [(sums.group, LineItem.USAGE, sums.cost_micros) for sums in bucket.parts]
+        for group, line_item, amount in [*charged, *corrections.get(bucket.starts_at, ())]:
+            place = tuple(group[column] for column in columns), line_item if by_line_item else None
+            amounts[place] = amounts.get(place, 0) + amount
+        parts = (
+            Cost(group=dict(zip(columns, values, strict=True)), line_item=line_item, amount_micros=amount)
+            for (values, line_item), amount in amounts.items()
+        )
+        found.append(Bucket(bucket.starts_at, bucket.ends_at, tuple(parts)))
+    return found
 
 
 def _rows(
@@ -139,3 +195,30 @@ def _rows(
     named = source.using(using).filter(only.condition(), **within).annotate(bucket=bucket)
     rows: Iterable[dict[str, Any]] = named.order_by("bucket", *columns).values("bucket", *columns).annotate(**sums)
     return rows
+
+
+_Amount = tuple[dict[str, object], LineItem, int]
+
+
+def _corrections(
+    tenant_id: UUID, spans: Sequence[Bucket[Sums]], width: Width, columns: list[str], only: Filter, using: str
+) -> dict[datetime, list[_Amount]]:
+    """By the beginning of their bucket."""
+    if not spans:
+        return {}
+    within = {"created_at__gte": spans[0].starts_at, "created_at__lt": spans[-1].ends_at}
+    entries = LedgerEntry.objects.using(using).filter(only.condition(), tenant_id=tenant_id, **within)
+    rows = (
+        entries.filter(kind__in=CORRECTIONS)
+        .annotate(bucket=Trunc("created_at", width.unit))
+        .order_by("bucket", *columns, "kind")
+        .values("bucket", *columns, "kind")
+        .annotate(amount=Sum("amount_micros"))
+    )
+    found: dict[datetime, list[_Amount]] = {}
+    for row in rows:
+        group = {column: row[column] for column in columns}
+        is_credit = row["kind"] == "credit"
+        item, amount = (LineItem.CREDIT, -row["amount"]) if is_credit else (LineItem.ADJUSTMENT, row["amount"])
+        found.setdefault(row["bucket"], []).append((group, item, amount))
+    return found

@@ -11,7 +11,7 @@ import pytest
 
 from billing import documents, ledger
 from billing.models import Rollup, UsageRequest
-from billing.usage import Bucket, Filter, Group, Width, buckets
+from billing.usage import Bucket, Filter, Group, Sums, Width, buckets
 
 DAY = datetime(2026, 11, 29, tzinfo=UTC)
 
@@ -22,8 +22,8 @@ def sums(tenant_id: uuid.UUID, hour: datetime, cost: int, **place: Any) -> None:
     Rollup.objects.create(tenant_id=tenant_id, hour=hour, cost_micros=cost, **{**key, **place}, **counts)
 
 
-def costs(found: list[Bucket]) -> list[list[int]]:
-    return [[one.cost_micros for one in bucket.sums] for bucket in found]
+def costs(found: list[Bucket[Sums]]) -> list[list[int]]:
+    return [[one.cost_micros for one in bucket.parts] for bucket in found]
 
 
 def test_days_hold_the_sums_of_their_hours_and_empty_days_stand_empty(world: Any) -> None:
@@ -50,7 +50,7 @@ def test_minutes_are_read_from_the_ledger(world: Any) -> None:
         ends_at=ended + timedelta(minutes=1),
         width=Width.MINUTE,
     )
-    assert [[(one.num_requests, one.cost_micros) for one in bucket.sums] for bucket in found[:2]] == [[], [(1, 27)]]
+    assert [[(one.num_requests, one.cost_micros) for one in bucket.parts] for bucket in found[:2]] == [[], [(1, 27)]]
 
 
 @pytest.mark.parametrize("width", list(Width))
@@ -60,7 +60,7 @@ def test_downgraded_requests_are_counted_beside_the_class_that_served_them(world
         ledger.apply([world.reserve(number, **classes), world.usage(number, **classes)])
     ended = UsageRequest.objects.get(id=world.operation_id(1)).ended_at
     spans = {"tenant_id": world.aurora, "starts_at": ended, "ends_at": ended + timedelta(minutes=1), "width": width}
-    (one,) = [sums for bucket in buckets(**spans, groups=[Group.CLASS]) for sums in bucket.sums]
+    (one,) = [sums for bucket in buckets(**spans, groups=[Group.CLASS]) for sums in bucket.parts]
     assert (one.group, one.num_requests, one.num_downgraded) == ({"priority_class": "batch"}, 3, 2)
 
 
@@ -70,7 +70,7 @@ def test_groups_tell_sums_apart_and_filters_leave_others_out(world: Any) -> None
     sums(world.aurora, DAY, 4, priority_class="default", model="n")
     asked = {"tenant_id": world.aurora, "starts_at": DAY, "ends_at": DAY + timedelta(days=1), "width": Width.DAY}
     (by_class,) = buckets(**asked, groups=[Group.CLASS])
-    assert [(one.group["priority_class"], one.cost_micros) for one in by_class.sums] == [("batch", 1), ("default", 6)]
+    assert [(one.group["priority_class"], one.cost_micros) for one in by_class.parts] == [("batch", 1), ("default", 6)]
     assert costs(buckets(**asked, only=Filter(models=["m"], classes=["default"]))) == [[2]]
 
 

@@ -19,7 +19,7 @@ from django.utils import timezone
 from billing import ledger, statements
 from billing import services as billing_services
 from billing.messages import Reservation, Settlement
-from billing.models import Statement
+from billing.models import LedgerEntry, Statement
 from billing.pricing import Terminal, TokenCounts, TokenPrices
 from gateway import metrics
 from tenants import members, services
@@ -405,6 +405,29 @@ def test_usage_and_costs_say_what_the_ledger_says(aurora: House) -> None:
     paid = as_owner(aurora, "GET", f"costs{route}").json()
     (cost,) = [one for bucket in paid["data"] for one in bucket["results"]]
     assert (cost["cost_micros"], cost["amount"]["value"]) == (7, 0.000007)
+
+
+def test_costs_hold_the_corrections_and_tell_them_apart_when_asked(aurora: House) -> None:
+    (charged,) = LedgerEntry.objects.filter(tenant_id=aurora.tenant.id, kind="settle")
+    billing_services.adjust(actor="tests", operation_id=charged.operation_id, amount_micros=-3, reason="too much")
+    billing_services.credit(actor="tests", tenant_id=aurora.tenant.id, amount_micros=6, reason="late")
+    start = int((timezone.now() - timedelta(days=1)).timestamp())
+
+    def told(asked: str = "") -> list[dict[str, Any]]:
+        page = as_owner(aurora, "GET", f"costs?start_time={start}{asked}").json()
+        return [one for bucket in page["data"] for one in bucket["results"]]
+
+    assert sum(one["cost_micros"] for one in told()) == 7 - 3 - 6
+    by_item = {one["line_item"]: one["cost_micros"] for one in told("&group_by=line_item")}
+    assert by_item == {"usage": 7, "adjustment": -3, "credit": -6}
+    by_tier = {one["service_tier"]: one["amount"]["value"] for one in told("&group_by=service_tier")}
+    assert by_tier == {"default": 0.000004, None: -0.000006}
+    assert {one["line_item"] for one in told("&group_by=service_tier")} == {None}
+
+
+def test_usage_has_no_line_items(aurora: House) -> None:
+    refused = error(as_owner(aurora, "GET", "usage/completions?start_time=1&group_by=line_item"))
+    assert (refused["code"], refused["param"]) == ("invalid_request", "group_by")
 
 
 def test_a_long_span_comes_in_pages_that_meet(aurora: House) -> None:

@@ -12,6 +12,7 @@ from django.conf import settings
 from drf_spectacular.drainage import set_override
 from rest_framework import serializers
 
+from billing.usage import LineItem
 from tenants.models import CLASS_LABELS, ApiKey, AuditEvent
 from tenants.roles import Role
 
@@ -152,7 +153,7 @@ class WholeStatementShape(StatementShape):
 
 
 class Grouped(Shape):
-    """Each is null unless the answer was asked for in groups of it."""
+    """Each is null unless the answer was asked for in groups of it, and for what belongs to none."""
 
     project_id = serializers.CharField(allow_null=True)
     api_key_id = serializers.CharField(allow_null=True)
@@ -181,8 +182,12 @@ class Amount(Shape):
 class CostResult(Grouped):
     object = Word("organization.costs.result")
     amount = Amount()
-    cost_micros = serializers.IntegerField(help_text="what the ledger holds; amount.value is this in whole units")
-    line_item = serializers.CharField(allow_null=True)
+    cost_micros = serializers.IntegerField(
+        help_text="what the ledger holds, below 0 where more was given back; amount.value is this in whole units"
+    )
+    line_item = serializers.ChoiceField(
+        choices=list(LineItem), allow_null=True, help_text="null, for all together, unless asked for in groups of it"
+    )
 
 
 def deleted(kind: str) -> type[Shape]:

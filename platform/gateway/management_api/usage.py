@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -18,7 +19,7 @@ from rest_framework.response import Response
 
 from billing import documents
 from billing.models import Statement, UsageRequest
-from billing.usage import Bucket, Filter, Group, Sums, Width, buckets
+from billing.usage import Bucket, Cost, Filter, Group, Part, Sums, Width, buckets, costs
 from gateway.downloads import Pieces, spooled
 from gateway.management_api.schema import PAGED, answers, answers_any, query
 from gateway.management_api.shapes import (
@@ -37,6 +38,8 @@ from tenants.roles import Capability
 WIDTHS = {"1m": Width.MINUTE, "1h": Width.HOUR, "1d": Width.DAY}
 DEFAULT_BUCKETS = {"1m": 60, "1h": 24, "1d": 7}
 GROUPS = {"project_id": Group.PROJECT, "api_key_id": Group.KEY, "model": Group.MODEL, "service_tier": Group.CLASS}
+LINE_ITEM = "line_item"
+COST_GROUPS = [*GROUPS, LINE_ITEM]
 TIERS = {"interactive": "priority", "default": "default", "batch": "flex"}
 _CLASSES = {tier: label for label, tier in TIERS.items()}
 EXPORTS = ("csv", "ndjson", "cloudevents")
@@ -51,12 +54,15 @@ BUCKETED = [
     query("bucket_width", {"type": "string", "enum": list(WIDTHS), "default": "1d"}, "how long a bucket is"),
     query("limit", {"type": "integer", "minimum": 1}, "buckets a page: up to 1440, 168 or 31"),
     query("page", {"type": "string", "pattern": "^page_[0-9]{1,11}$"}, "the next_page of an answer before"),
-    query("group_by", {"type": "array", "items": {"type": "string", "enum": list(GROUPS)}}, "one result for each"),
     query("project_ids", _IDS, "of these alone"),
     query("api_key_ids", _IDS, "of these alone"),
     query("models", _TEXTS, "of these alone"),
     query("service_tiers", {"type": "array", "items": {"type": "string", "enum": list(_CLASSES)}}, "of these alone"),
 ]
+
+
+def _group_by(names: Sequence[str]) -> OpenApiParameter:
+    return query("group_by", {"type": "array", "items": {"type": "string", "enum": list(names)}}, "one result for each")
 
 
 def _format_of(names: Sequence[str]) -> OpenApiParameter:
@@ -71,21 +77,26 @@ class CompletionsUsage(View):
 
     needs = {"GET": Capability.SEE_USAGE}
 
-    @answers(buckets_of(UsageResult), asks=BUCKETED)
+    @answers(buckets_of(UsageResult), asks=[*BUCKETED, _group_by(list(GROUPS))])
     def get(self, request: Request) -> Response:
-        return Response(_answer(request, self.principal.tenant_id, _usage_result))
+        groups = _groups(request, list(GROUPS))
+        read = partial(buckets, tenant_id=self.principal.tenant_id, groups=groups)
+        return Response(_answer(request, read, _usage_result))
 
 
 class Costs(View):
-    """``/v1/organization/costs``: what operations were charged, by day unless asked otherwise. Adjustments and credits
-    stand in the statements alone.
+    """``/v1/organization/costs``: what is owed, by day unless asked otherwise: what operations were charged, and the
+    adjustments and credits that were written meanwhile. A statement's total is the sum of the costs of its span.
+    ``group_by=line_item`` tells the three apart. An adjustment stands in the groups of its operation, a credit in none.
     """
 
     needs = {"GET": Capability.SEE_MONEY}
 
-    @answers(buckets_of(CostResult), asks=BUCKETED)
+    @answers(buckets_of(CostResult), asks=[*BUCKETED, _group_by(COST_GROUPS)])
     def get(self, request: Request) -> Response:
-        return Response(_answer(request, self.principal.tenant_id, _cost_result))
+        groups, by_line_item = _groups(request, COST_GROUPS), LINE_ITEM in _listed(request, "group_by")
+        read = partial(costs, tenant_id=self.principal.tenant_id, groups=groups, by_line_item=by_line_item)
+        return Response(_answer(request, read, _cost_result))
 
 
 class Export(View):
@@ -145,7 +156,9 @@ class OneStatement(View):
         return super().perform_content_negotiation(request, force=True)  # ``format`` is ours, not DRF's
 
 
-def _answer(request: Request, tenant_id: UUID, result: Callable[[Sums], dict[str, Any]]) -> dict[str, Any]:
+def _answer(
+    request: Request, read: Callable[..., list[Bucket[Part]]], result: Callable[[Part], dict[str, Any]]
+) -> dict[str, Any]:
     asked = request.query_params
     name = asked.get("bucket_width", "1d")
     width = WIDTHS.get(name)
@@ -155,15 +168,7 @@ def _answer(request: Request, tenant_id: UUID, result: Callable[[Sums], dict[str
     limit = limit_of(request, DEFAULT_BUCKETS[name], width.most)
     first = _page_start(asked.get("page"), width) or width.begin(starts_at)
     last = min(ends_at, first + limit * width.length)
-    found = buckets(
-        tenant_id=tenant_id,
-        starts_at=first,
-        ends_at=last,
-        width=width,
-        groups=_groups(request),
-        only=_filter(request),
-        using=ALIAS,
-    )
+    found = read(starts_at=first, ends_at=last, width=width, only=_filter(request), using=ALIAS)
     has_more = last < ends_at
     return {
         "object": "page",
@@ -173,12 +178,12 @@ def _answer(request: Request, tenant_id: UUID, result: Callable[[Sums], dict[str
     }
 
 
-def _bucket(bucket: Bucket, result: Callable[[Sums], dict[str, Any]]) -> dict[str, Any]:
+def _bucket(bucket: Bucket[Part], result: Callable[[Part], dict[str, Any]]) -> dict[str, Any]:
     return {
         "object": "bucket",
         "start_time": int(bucket.starts_at.timestamp()),
         "end_time": int(bucket.ends_at.timestamp()),
-        "results": [result(sums) for sums in bucket.sums],
+        "results": [result(part) for part in bucket.parts],
     }
 
 
@@ -194,26 +199,26 @@ def _usage_result(sums: Sums) -> dict[str, Any]:
         "num_downgraded_requests": sums.num_downgraded,
         "user_id": None,
         "batch": None,
-        **_grouped(sums),
+        **_grouped(sums.group),
     }
 
 
-def _cost_result(sums: Sums) -> dict[str, Any]:
+def _cost_result(cost: Cost) -> dict[str, Any]:
     """``amount.value`` is a decimal number of whole units; ``cost_micros`` is what the ledger holds."""
     return {
         "object": "organization.costs.result",
-        "amount": {"value": sums.cost_micros / 1_000_000, "currency": settings.RUBATO_CURRENCY},
-        "cost_micros": sums.cost_micros,
-        "line_item": None,
-        **_grouped(sums),
+        "amount": {"value": cost.amount_micros / 1_000_000, "currency": settings.RUBATO_CURRENCY},
+        "cost_micros": cost.amount_micros,
+        "line_item": cost.line_item,
+        **_grouped(cost.group),
     }
 
 
-def _grouped(sums: Sums) -> dict[str, Any]:
-    values = {name: sums.group.get(group.value) for name, group in GROUPS.items()}
+def _grouped(group: Mapping[str, object]) -> dict[str, Any]:
+    """Null where it was not asked for, and where there is none: a credit belongs to no project, key, model or tier."""
+    values = {name: str(group.get(column.value) or "") or None for name, column in GROUPS.items()}
     label = values["service_tier"]
-    values["service_tier"] = None if label is None else TIERS[str(label)]
-    return {name: None if value is None else str(value) for name, value in values.items()}
+    return values | {"service_tier": None if label is None else TIERS[label]}
 
 
 def _span(request: Request, now: datetime, default: timedelta | None) -> tuple[datetime, datetime]:
@@ -247,10 +252,10 @@ def _page_start(text: str | None, width: Width) -> datetime | None:
     return width.begin(min(max(datetime.fromtimestamp(int(seconds), UTC), _FIRST), _LAST))
 
 
-def _groups(request: Request) -> list[Group]:
+def _groups(request: Request, known: Sequence[str]) -> list[Group]:
     names = _listed(request, "group_by")
-    if unknown := [name for name in names if name not in GROUPS]:
-        raise _wrong("group_by", f"{unknown[0][:64]!r} is not known; known are {', '.join(GROUPS)}")
+    if unknown := [name for name in names if name not in known]:
+        raise _wrong("group_by", f"{unknown[0][:64]!r} is not known; known are {', '.join(known)}")
     return [group for name, group in GROUPS.items() if name in names]
 
 

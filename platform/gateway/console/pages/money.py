@@ -70,11 +70,11 @@ def usage(request: HttpRequest, me: Member) -> HttpResponse:
     )
     names, column = _names(by), GROUPS[by].value
     if request.GET.get("format") == "csv":
-        rows = [(one.starts_at.isoformat(), _row(names, column, sums)) for one in found for sums in one.sums]
+        rows = [(one.starts_at.isoformat(), _row(names, column, sums)) for one in found for sums in one.parts]
         return _csv(by, rows, me.may(Capability.SEE_MONEY))
     totals: dict[str, list[int]] = {}
     for one in found:
-        for sums in one.sums:
+        for sums in one.parts:
             row = _row(names, column, sums)
             total = totals.setdefault(row.name, [0] * len(_FIELDS))
             for index, field in enumerate(_FIELDS):
@@ -87,7 +87,7 @@ def usage(request: HttpRequest, me: Member) -> HttpResponse:
         "groups": list(GROUPS),
         "columns": [
             [int(one.starts_at.timestamp()) for one in found],
-            [sum(sums.prompt_tokens + sums.output_tokens for sums in one.sums) for one in found],
+            [sum(sums.prompt_tokens + sums.output_tokens for sums in one.parts) for one in found],
         ],
         "rows": [Row(name, *values) for name, values in sorted(totals.items())],
         "whole": Row("all", *(sum(values[index] for values in totals.values()) for index in range(len(_FIELDS)))),
