@@ -8,6 +8,8 @@ from __future__ import annotations
 import gc
 import os
 import resource
+from collections.abc import Mapping
+from typing import Any
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "gateway.settings")
 
@@ -59,8 +61,18 @@ def _is_api(path: str) -> bool:
 
 
 async def no_such_socket(scope: Scope, receive: Receive, send: Send) -> None:
+    """A handshake is refused like any request, where the server can say more than 403."""
     await receive()
-    await send({"type": "websocket.close"})
+    if "websocket.http.response" not in scope.get("extensions", {}):
+        await send({"type": "websocket.close"})
+        return
+
+    async def deny(message: Mapping[str, Any]) -> None:
+        await send({**message, "type": f"websocket.{message['type']}"})
+
+    message = f"There is no websocket at {scope['path'][: v1.MAX_PATH_SHOWN]}."
+    exchange = Exchange({"method": "GET", **scope}, receive, deny)
+    await exchange.refuse(Refusal(reason=Reason.ROUTE_NOT_FOUND, message=message))
 
 
 sockets = URLRouter(

@@ -423,10 +423,20 @@ async def test_more_lanes_than_allowed_are_refused(world: Any) -> None:
         assert (event["stream_id"], event["error"]["code"]) == ("lane-16", "websocket_stream_limit_reached")
 
 
-async def test_a_socket_elsewhere_is_refused_at_the_handshake(world: Any) -> None:
-    url = world.base_url.replace("http", "ws") + "/v1/realtime"
-    with pytest.raises(websockets.InvalidStatus):
-        await websockets.connect(url)
+@pytest.mark.parametrize("path", ["/v1/realtime", "/v1/chat/completions", "/v1/Responses", "/elsewhere", "/"])
+async def test_a_socket_elsewhere_is_refused_at_the_handshake_in_the_shape_of_every_error(
+    world: Any, path: str
+) -> None:
+    with pytest.raises(websockets.InvalidStatus) as caught:
+        await websockets.connect(world.base_url.replace("http", "ws") + path)
+    answer = caught.value.response
+    told = json.loads(answer.body)["error"]
+    assert (answer.status_code, told["code"], told["message"]) == (
+        404,
+        "route_not_found",
+        f"There is no websocket at {path}.",
+    )
+    assert answer.headers["x-request-id"].startswith("req_")
 
 
 async def resume(connection: Any, name: str, starting_after: int, stream_id: str | None = None) -> None:

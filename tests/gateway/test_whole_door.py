@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.client
 import io
 import json
 import signal
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx2
 import openai
@@ -109,6 +111,7 @@ async def test_the_whole_door_serves_refuses_follows_edits_and_leaves_cleanly(pl
     async with platform.client() as client:
         await _serves_both_doors(client)
         await _refuses_a_large_body(platform)
+        await asyncio.to_thread(_refuses_what_is_no_request, platform)
         await _frees_what_a_client_drops(platform, client)
         await _lets_wait_who_may_wait(platform, client)
         await _follows_a_saved_quota(client)
@@ -147,6 +150,33 @@ async def _refuses_a_large_body(platform: Platform) -> None:
     async with httpx2.AsyncClient(base_url=platform.base_url, headers=headers) as client:
         response = await client.post("/v1/chat/completions", json=request)
     assert (response.status_code, response.json()["error"]["code"]) == (413, "request_too_large")
+
+
+def _refuses_what_is_no_request(platform: Platform) -> None:
+    """A socket that is none comes to us; what is no HTTP the server refuses before we see it (docs/api.md)."""
+    socket_headers = (
+        "Host: here\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    )
+    status, body = _raw(platform, f"GET /v1/realtime HTTP/1.1\r\n{socket_headers}")
+    assert (status, json.loads(body)["error"]["code"]) == (404, "route_not_found")
+    for request, expected in (
+        ("no HTTP at all\r\n\r\n", 400),
+        ("GET /v1/models HTTP/1.1\r\nno colon\r\n\r\n", 400),
+        (f"GET /v1/{'x' * 70_000} HTTP/1.1\r\nHost: here\r\n\r\n", 414),
+        ("GET /v1/models HTTP/1.1\r\nHost: here\r\n" + "x: y\r\n" * 200 + "\r\n", 431),
+    ):
+        assert _raw(platform, request) == (expected, b"")
+
+
+def _raw(platform: Platform, request: str) -> tuple[int, bytes]:
+    """The status and the body of the answer to these very bytes."""
+    address = urlsplit(platform.base_url)
+    with socket.create_connection((address.hostname or "", address.port or 0), timeout=5) as connection:
+        connection.sendall(request.encode())
+        answer = http.client.HTTPResponse(connection)
+        answer.begin()
+        return answer.status, answer.read()
 
 
 async def _frees_what_a_client_drops(platform: Platform, client: AsyncOpenAI) -> None:

@@ -30,7 +30,7 @@ ROUTES = (
     Route("GET", "/v1/models", models.list_models),
     Route("GET", "/v1/models/**", models.get_model),
 )
-_MAX_PATH_SHOWN = 200
+MAX_PATH_SHOWN = 200
 
 
 async def application(runtime: Runtime, scope: Scope, receive: Receive, send: Send) -> None:
@@ -65,7 +65,7 @@ def _note(exchange: Exchange) -> None:
         "ms": round((time.monotonic() - exchange.received_at_s) * 1_000),
         "priority_class": None if priority_class is None else priority_class.label,
     }
-    logs.requests.info("%s %s", exchange.method, exchange.path[:_MAX_PATH_SHOWN], extra=details)
+    logs.requests.info("%s %s", exchange.method, exchange.path[:MAX_PATH_SHOWN], extra=details)
 
 
 async def _answer(exchange: Exchange, runtime: Runtime) -> None:
@@ -86,7 +86,7 @@ async def _serve(exchange: Exchange, runtime: Runtime) -> None:
     found = find(ROUTES, exchange.method, exchange.path)
     if not isinstance(found, Match):
         if not found:
-            raise invalid(Reason.ROUTE_NOT_FOUND, f"There is no {exchange.path[:_MAX_PATH_SHOWN]} here.")
+            raise invalid(Reason.ROUTE_NOT_FOUND, f"There is no {exchange.path[:MAX_PATH_SHOWN]} here.")
         refusal = Refusal(reason=Reason.METHOD_NOT_ALLOWED, message=f"Use {' or '.join(found)} here.")
         raise InvalidRequest(refusal, {"allow": ", ".join(found)})
     caller = await _authenticate(exchange, runtime)
