@@ -23,7 +23,8 @@ from gateway.runtime import Runtime
 from tenants import members
 from tenants.models import PolicyVersion, Tenant
 from tenants.roles import Role
-from tests.gateway.conftest import MODEL, FakeWorker, Script, serving
+from tests.gateway.conftest import serving
+from tests.gateway.fake_worker import MODEL, FakeWorker, Script
 from wire.redis_keys import Keys
 
 

@@ -19,7 +19,7 @@ from gateway.batches.models import Batch
 from tenants.models import Tenant
 from tenants.roles import Role
 from tests.browser.product import Product, join
-from tests.gateway.conftest import MODEL
+from tests.gateway.fake_worker import MODEL
 
 
 def drop(page: Page, name: str, path: Path) -> None:

@@ -18,7 +18,7 @@ from tenants.models import QuotaPolicy, Tenant
 from tenants.roles import Role
 from tests.browser.cable import Cable
 from tests.browser.product import Product, join
-from tests.gateway.conftest import MODEL
+from tests.gateway.fake_worker import MODEL
 from wire.messages import EngineCounters, Reserved
 from wire.redis_bus import RedisUsageReader
 from wire.redis_keys import Keys

@@ -18,7 +18,7 @@ from gateway.loads import loads
 from scheduler_engine.policy import PriorityClass
 from tenants import members, services
 from tenants.roles import Capability, Role, may
-from tests.gateway.conftest import MODEL
+from tests.gateway.fake_worker import MODEL
 from wire.messages import BoardRow
 
 INTERACTIVE, DEFAULT, BATCH = PriorityClass

@@ -20,7 +20,8 @@ from scheduler_engine.policy import PriorityClass
 from tenants import members, services
 from tenants.models import Membership
 from tenants.roles import Capability, Role, may
-from tests.gateway.conftest import MODEL, cell
+from tests.gateway.conftest import cell
+from tests.gateway.fake_worker import MODEL
 from wire.messages import ChoiceEnd, EngineCounters, Finished, Rejected, Reserved
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")

@@ -29,7 +29,7 @@ from gateway.webhooks import services as webhooks
 from tenants import members
 from tenants.isolation import ALIAS, tenant
 from tenants.roles import Role
-from tests.gateway.test_management_api import NAMED, PRICES, House, as_owner
+from tests.gateway.management_world import NAMED, PRICES, House, as_owner
 
 CONSOLE = (
     *("batches/{batch}", "batches/{batch}/cancel", "files/{file}", "keys/{key}/rotate", "keys/{key}/revoke"),

@@ -2,148 +2,28 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import uuid
-from datetime import timedelta
-from itertools import pairwise
 from typing import Any
 
 import pytest
-from asgiref.sync import async_to_sync
-from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
-from billing import ledger, statements
-from billing import services as billing_services
-from billing.messages import Reservation, Settlement
-from billing.models import LedgerEntry, Statement
-from billing.pricing import Terminal, TokenCounts, TokenPrices
 from gateway import metrics
-from tenants import members, services
+from tenants import services
 from tenants.models import ApiKey, AuditEvent, Invitation, Membership, Project
-from tenants.roles import Capability, Role, may
-
-ROOT = "/v1/organization"
-PRICES = {("m", "default"): TokenPrices(prompt=1_000_000, cached=1_000_000, output=2_000_000)}
-ROUTES = [
-    ("GET", "projects", Capability.SEE_USAGE),
-    ("POST", "projects", Capability.MANAGE_PROJECTS),
-    ("GET", "projects/{project}", Capability.SEE_USAGE),
-    ("POST", "projects/{project}", Capability.MANAGE_PROJECTS),
-    ("GET", "projects/{project}/api_keys", Capability.SEE_USAGE),
-    ("POST", "projects/{project}/api_keys", Capability.MANAGE_KEYS),
-    ("GET", "api_keys/{key}", Capability.SEE_USAGE),
-    ("DELETE", "api_keys/{key}", Capability.MANAGE_KEYS),
-    ("POST", "api_keys/{key}/rotate", Capability.MANAGE_KEYS),
-    ("GET", "users", Capability.SEE_MEMBERS),
-    ("GET", "users/{member}", Capability.SEE_MEMBERS),
-    ("POST", "users/{member}", Capability.MANAGE_MEMBERS),
-    ("DELETE", "users/{member}", Capability.MANAGE_MEMBERS),
-    ("GET", "invites", Capability.SEE_MEMBERS),
-    ("POST", "invites", Capability.MANAGE_MEMBERS),
-    ("DELETE", "invites/{invite}", Capability.MANAGE_MEMBERS),
-    ("GET", "audit_logs", Capability.SEE_AUDIT),
-    ("GET", "usage/completions?start_time=1", Capability.SEE_USAGE),
-    ("GET", "usage/export", Capability.SEE_MONEY),
-    ("GET", "costs?start_time=1", Capability.SEE_MONEY),
-    ("GET", "statements", Capability.SEE_MONEY),
-    ("GET", "statements/{statement}", Capability.SEE_MONEY),
-]
-NAMED = [(method, route) for method, route, _ in ROUTES if "{" in route]
-
-
-class House:
-    """One tenant with one of everything, and a management key of each role."""
-
-    def __init__(self, slug: str, price_version: int) -> None:
-        self.price_version = price_version
-        self.tenant = services.create_tenant(actor="tests", slug=slug, name=slug.title())
-        self.project = services.create_project(actor="tests", tenant=self.tenant, name="main")
-        self.key = services.issue_key(actor="tests", project=self.project, name="app", env="test")
-        user = User.objects.create_user(f"{slug}-ann", f"ann@{slug}.example", "x")
-        self.member = members.add_member(
-            actor="tests", tenant=self.tenant, user=user, email=user.email, role=Role.DEVELOPER
-        )
-        offer = members.invite(actor="tests", tenant=self.tenant, email=f"bob@{slug}.example", role=Role.AUDITOR)
-        self.invite = offer.invitation
-        self.spend()
-        close_at = timezone.now() + timedelta(days=2)
-        (self.statement,) = [one for one in statements.close_due_days(close_at) if one.tenant_id == self.tenant.id]
-        self._keys: dict[Role, str] = {}
-
-    def spend(self) -> None:
-        """3 prompt and 2 output tokens: 7 micro-units."""
-        same = {
-            "operation_id": uuid.uuid4(),
-            "tenant_id": self.tenant.id,
-            "project_id": self.project.id,
-            "key_id": self.key.key.id,
-            "priority_class": "default",
-            "model": "m",
-            "policy_version": 1,
-            "price_version": self.price_version,
-        }
-        reserve = Reservation(source="rest", money_micros=99, reserved_tokens=9, window_id="2026-11", **same)
-        usage = Settlement(attempt=1, counts=TokenCounts(3, 0, 2), terminal=Terminal.COMPLETED, **same)
-        ledger.apply([reserve, usage])
-
-    def management_key(self, role: Role) -> str:
-        if role not in self._keys:
-            issued = services.issue_key(actor="tests", project=self.project, name=role, env="test", role=role)
-            self._keys[role] = issued.text
-        return self._keys[role]
-
-    def ids(self) -> dict[str, str]:
-        objects = {
-            "project": self.project,
-            "key": self.key.key,
-            "member": self.member,
-            "invite": self.invite,
-            "statement": self.statement,
-        }
-        return {name: str(one.pk) for name, one in objects.items()}
+from tenants.roles import Role, may
+from tests.gateway.management_world import NAMED, ROOT, ROUTES, House, as_owner, call, error, open_houses, whole
 
 
 @pytest.fixture
 def houses(transactional_db: None, settings: Any) -> dict[str, House]:
-    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
-    version = billing_services.set_prices(actor="tests", prices=PRICES).version
-    return {slug: House(slug, version) for slug in ("aurora", "stranger")}
+    return open_houses(settings)
 
 
 @pytest.fixture
 def aurora(houses: dict[str, House]) -> House:
     return houses["aurora"]
-
-
-def call(text: str | None, method: str, route: str, body: Any = None) -> Any:
-    headers = {} if text is None else {"Authorization": f"Bearer {text}"}
-    content = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
-    return Client(enforce_csrf_checks=True).generic(
-        method, f"{ROOT}/{route}", content, "application/json", headers=headers
-    )
-
-
-def whole(answer: Any) -> bytes:
-    """The content, also of an answer that is sent in pieces."""
-
-    async def joined() -> bytes:
-        return b"".join([piece async for piece in answer])
-
-    return async_to_sync(joined)() if answer.streaming else bytes(answer.content)
-
-
-def error(answer: Any) -> dict[str, Any]:
-    found: dict[str, Any] = answer.json()["error"]
-    assert set(found) == {"message", "type", "param", "code"}
-    return found
-
-
-def as_owner(house: House, method: str, route: str, body: Any = None) -> Any:
-    return call(house.management_key(Role.OWNER), method, route, body)
 
 
 def test_each_route_is_open_to_the_roles_that_hold_its_capability_and_to_no_other(aurora: House) -> None:
@@ -300,12 +180,6 @@ def test_no_route_leaves_out_a_parameter_in_silence(aurora: House, method: str, 
     assert after == (before[0], before[1] + 1, before[2])  # the owner's key itself
 
 
-def test_a_list_of_statements_says_where_files_are_had(aurora: House) -> None:
-    refused = error(as_owner(aurora, "GET", "statements?format=csv"))
-    assert refused["code"] == "unknown_parameter"
-    assert "/v1/organization/statements/{id}?format=csv" in refused["message"]
-
-
 @pytest.mark.parametrize(
     ("method", "route", "body", "status"),
     [
@@ -393,75 +267,6 @@ def test_a_change_is_on_the_trail_with_its_key_request_and_reason(aurora: House)
     assert event["object_id"] == answer.json()["id"]
     assert event["actor"].startswith("key:owner ")
     assert (event["reason"], event["request_id"]) == ("new team", answer["x-request-id"])
-
-
-def test_usage_and_costs_say_what_the_ledger_says(aurora: House) -> None:
-    start = int((timezone.now() - timedelta(hours=2)).timestamp())
-    route = f"?start_time={start}&bucket_width=1h&group_by[]=project_id&group_by=service_tier"
-    used = as_owner(aurora, "GET", f"usage/completions{route}").json()
-    (result,) = [one for bucket in used["data"] for one in bucket["results"]]
-    assert (result["input_tokens"], result["output_tokens"], result["num_model_requests"]) == (3, 2, 1)
-    assert (result["project_id"], result["service_tier"], result["model"]) == (str(aurora.project.id), "default", None)
-    paid = as_owner(aurora, "GET", f"costs{route}").json()
-    (cost,) = [one for bucket in paid["data"] for one in bucket["results"]]
-    assert (cost["cost_micros"], cost["amount"]["value"]) == (7, 0.000007)
-
-
-def test_costs_hold_the_corrections_and_tell_them_apart_when_asked(aurora: House) -> None:
-    (charged,) = LedgerEntry.objects.filter(tenant_id=aurora.tenant.id, kind="settle")
-    billing_services.adjust(actor="tests", operation_id=charged.operation_id, amount_micros=-3, reason="too much")
-    billing_services.credit(actor="tests", tenant_id=aurora.tenant.id, amount_micros=6, reason="late")
-    start = int((timezone.now() - timedelta(days=1)).timestamp())
-
-    def told(asked: str = "") -> list[dict[str, Any]]:
-        page = as_owner(aurora, "GET", f"costs?start_time={start}{asked}").json()
-        return [one for bucket in page["data"] for one in bucket["results"]]
-
-    assert sum(one["cost_micros"] for one in told()) == 7 - 3 - 6
-    by_item = {one["line_item"]: one["cost_micros"] for one in told("&group_by=line_item")}
-    assert by_item == {"usage": 7, "adjustment": -3, "credit": -6}
-    by_tier = {one["service_tier"]: one["amount"]["value"] for one in told("&group_by=service_tier")}
-    assert by_tier == {"default": 0.000004, None: -0.000006}
-    assert {one["line_item"] for one in told("&group_by=service_tier")} == {None}
-
-
-def test_usage_has_no_line_items(aurora: House) -> None:
-    refused = error(as_owner(aurora, "GET", "usage/completions?start_time=1&group_by=line_item"))
-    assert (refused["code"], refused["param"]) == ("invalid_request", "group_by")
-
-
-def test_a_long_span_comes_in_pages_that_meet(aurora: House) -> None:
-    end = int(timezone.now().timestamp())
-    route = f"usage/completions?start_time={end - 10 * 86_400}&end_time={end}&limit=4"
-    edges: list[tuple[int, int]] = []
-    found = as_owner(aurora, "GET", route).json()
-    while True:
-        edges += [(bucket["start_time"], bucket["end_time"]) for bucket in found["data"]]
-        if not found["has_more"]:
-            break
-        found = as_owner(aurora, "GET", f"{route}&page={found['next_page']}").json()
-    assert all(before[1] == after[0] for before, after in pairwise(edges))
-    assert edges[0][0] <= end - 10 * 86_400 < end <= edges[-1][1]
-
-
-def test_an_export_holds_every_operation_of_the_span(aurora: House) -> None:
-    aurora.spend()
-    answer = as_owner(aurora, "GET", "usage/export?format=csv")
-    rows = list(csv.DictReader(io.StringIO(whole(answer).decode())))
-    assert [int(row["cost_micros"]) for row in rows] == [7, 7]
-    answer = as_owner(aurora, "GET", "usage/export?format=cloudevents")
-    events = [json.loads(line) for line in whole(answer).splitlines()]
-    assert {event["subject"] for event in events} == {str(aurora.tenant.id)}
-    assert answer["Content-Disposition"] == 'attachment; filename="usage.ndjson"'
-
-
-@pytest.mark.parametrize(("kind", "start"), [("csv", b"day,"), ("pdf", b"%PDF-"), ("json", b"{")])
-def test_a_statement_comes_in_three_shapes(aurora: House, kind: str, start: bytes) -> None:
-    answer = as_owner(aurora, "GET", f"statements/{aurora.statement.id}?format={kind}")
-    assert answer.content.startswith(start)
-    if kind != "json":
-        assert answer["Content-Disposition"] == f'attachment; filename="statement-{aurora.statement.day}.{kind}"'
-    assert Statement.objects.get(id=aurora.statement.id).total_micros == 7
 
 
 def test_the_schema_describes_every_route_and_needs_no_key(db: None) -> None:

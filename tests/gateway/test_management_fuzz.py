@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from billing import services as billing_services
-from tests.gateway.test_management_api import PRICES, ROUTES, House, as_owner, error
+from tests.gateway.management_world import PRICES, ROUTES, House, as_owner, error
 
 SECONDS = float(os.environ.get("FUZZ_S", 120))
 ODD: tuple[Any, ...] = (

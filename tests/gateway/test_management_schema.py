@@ -24,7 +24,7 @@ from billing import services as billing_services
 from gateway import asgi
 from tenants.roles import Role
 from tests.gateway.conftest import serving
-from tests.gateway.test_management_api import PRICES, ROOT, ROUTES, House, as_owner
+from tests.gateway.management_world import PRICES, ROOT, ROUTES, House, as_owner
 
 SECONDS = float(os.environ.get("FUZZ_S", 120))
 EXAMPLES = 5  # of one operation in one turn

@@ -17,7 +17,7 @@ from benchmarks.pages import ELSEWHERE, LIMITS
 from billing import services as billing_services
 from gateway.console.pages.paging import SHOWN
 from tenants import services
-from tests.gateway.test_management_api import PRICES, House
+from tests.gateway.management_world import PRICES, House
 
 FEW, MORE = 3, 3 * SHOWN
 

@@ -10,7 +10,8 @@ import openai
 import pytest
 
 from scheduler_engine.policy import PriorityClass
-from tests.gateway.conftest import MODEL, cell
+from tests.gateway.conftest import cell
+from tests.gateway.fake_worker import MODEL
 
 NOVA_PAUSED = cell("nova", PriorityClass.DEFAULT, allowed=False)  # its only class
 WORDS = "Class default (service tier 'default') is paused or not granted to this tenant."

@@ -12,7 +12,8 @@ import pytest
 from gateway.auth import Caller
 from gateway.batches.asking_lines import ask_line
 from scheduler_engine.policy import PriorityClass, TenantClassPolicy
-from tests.gateway.conftest import BULK, MODEL, cell
+from tests.gateway.conftest import BULK, cell
+from tests.gateway.fake_worker import MODEL
 
 BODY: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "max_completion_tokens": 40}
 SHUT = {
