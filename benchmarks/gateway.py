@@ -24,7 +24,7 @@ import psutil
 import psycopg
 from redis.asyncio import Redis
 
-from benchmarks import gateway_ending, gateway_resume, gateway_rival
+from benchmarks import fake_upstream, gateway_ending, gateway_resume, gateway_rival
 from benchmarks.chats import Caller, Kind, ServerRefused, caller, closed_loop, open_loop
 from benchmarks.figures import machine, quantiles_ms, report, say
 from benchmarks.serving import Target, of_demo_file, own_platform
@@ -33,6 +33,7 @@ from tenants import api_keys
 WARM_UP = 50
 RATE, REFUSAL_RATE = 100.0, 500.0
 CONNECTIONS = 64
+AT_REST, AT_REST_LIMIT_S = 0.1, 60.0  # of one CPU
 _LIMITS = httpx2.Limits(max_connections=CONNECTIONS, max_keepalive_connections=CONNECTIONS)
 REFUSALS: dict[str, tuple[str, dict[str, Any], int]] = {  # whose key, what is asked for beside, the answer
     "bad_key": ("sk_demo_000000000000_no", {}, 401),
@@ -57,10 +58,21 @@ class Family:
         gateway = next((one for one in _processes() if f"--port={port}" in one.cmdline() and _is("gateway", one)), None)
         parent = gateway.parent() if gateway is not None else None
         siblings = parent.children() if parent is not None else []
+        self._all = siblings
         self.parts = {name: next((one for one in siblings if _is(name, one)), None) for name in PARTS}
 
     def cpu_s(self) -> dict[str, float]:
         return {name: _cpu_s(one) for name, one in self.parts.items() if one is not None}
+
+    async def until_at_rest(self) -> None:
+        """Those whom no request waits for are still starting when the door opens."""
+        give_up = time.monotonic() + AT_REST_LIMIT_S
+        while time.monotonic() < give_up:
+            before = sum(map(_cpu_s, self._all))
+            await asyncio.sleep(1)
+            if sum(map(_cpu_s, self._all)) - before < AT_REST:
+                return
+        say("the platform's processes do not come to rest")
 
 
 def _processes() -> Iterator[psutil.Process]:
@@ -90,6 +102,7 @@ async def measure(target: Target, *, num_requests: int, at_once: int, seconds: f
     kind = Kind(model=target.model, num_words=12, output_tokens=1, tier="priority")
     family = Family(target.port)
     refused: list[str] = []
+    await family.until_at_rest()
     async with caller(target.base_url, target.keys["aurora"]) as one:
         await closed_loop(one, kind, num_requests=WARM_UP, at_once=at_once)
         alone, _ = await closed_loop(one, kind, num_requests=max(20, num_requests // 10), at_once=1, refused=refused)
@@ -98,6 +111,7 @@ async def measure(target: Target, *, num_requests: int, at_once: int, seconds: f
         await asyncio.sleep(1)  # the settler's part of it
         after = family.cpu_s()
         paced = await _paced(one, kind, refused, seconds)
+    bare = await _bare(kind, num_requests, seconds)
     used = {name: after[name] - before[name] for name in after}
     gateway_s = used.get("gateway")
     return {
@@ -109,10 +123,30 @@ async def measure(target: Target, *, num_requests: int, at_once: int, seconds: f
         "latency_alone_ms": quantiles_ms([answer.total_s for answer in alone]),
         "latency_ms": quantiles_ms([answer.total_s for answer in crowd]),
         "at_rate": paced,
+        "without_the_platform": bare,
+        "added_p50_ms": {
+            "alone": _beyond(quantiles_ms([answer.total_s for answer in alone]), bare["latency_alone_ms"]),
+            "at_rate": _beyond(paced["latency_ms"], bare["at_rate"]["latency_ms"]),
+        },
         "database_transactions_while_idle": await _transactions_while_idle(target, seconds),
         "refusals": {name: await _refusals(target, name, seconds) for name in REFUSALS},
         "refused": len(refused),
     }
+
+
+async def _bare(kind: Kind, num_requests: int, seconds: float) -> dict[str, Any]:
+    """The same requests from the same client to a server that answers at once."""
+    with fake_upstream.running() as base_url:
+        async with caller(base_url, None) as one:
+            await closed_loop(one, kind, num_requests=WARM_UP, at_once=1)
+            alone, _ = await closed_loop(one, kind, num_requests=max(20, num_requests // 10), at_once=1)
+            paced = await _paced(one, kind, [], seconds)
+    return {"latency_alone_ms": quantiles_ms([answer.total_s for answer in alone]), "at_rate": paced}
+
+
+def _beyond(found: dict[str, float | None], bare: dict[str, float | None]) -> float | None:
+    ours, theirs = found["p50"], bare["p50"]
+    return None if ours is None or theirs is None else round(ours - theirs, 2)
 
 
 async def _paced(one: Caller, kind: Kind, refused: list[str], seconds: float) -> dict[str, Any]:

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from typing import Any
 import httpx2
 import psutil
 
+from benchmarks import fake_upstream
 from benchmarks.chats import Kind, caller, closed_loop
 from benchmarks.figures import quantiles_ms, say
 from benchmarks.serving import ROOT, free_port
@@ -35,7 +35,7 @@ QUIET = {
 _CONFIG = """
 model_list:
   - model_name: fake
-    litellm_params: {{model: openai/fake, api_base: "http://127.0.0.1:{port}/v1", api_key: sk-up}}
+    litellm_params: {{model: openai/fake, api_base: "{upstream}/v1", api_key: sk-up}}
 general_settings: {{master_key: {key}}}
 litellm_settings: {{drop_params: true}}
 """
@@ -49,11 +49,9 @@ def program_of(python: Path) -> Path | None:
 
 def measure(program: Path, *, num_requests: int, at_once: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="rubato-rival-") as folder, contextlib.ExitStack() as stack:
-        upstream, port = free_port(), free_port()
+        upstream, port = stack.enter_context(fake_upstream.running()), free_port()
         config = Path(folder) / "litellm.yaml"
-        config.write_text(_CONFIG.format(port=upstream, key=KEY))
-        fake = [sys.executable, "-m", "benchmarks.fake_upstream", str(upstream)]
-        stack.enter_context(_running(fake, Path(folder) / "upstream.log"))
+        config.write_text(_CONFIG.format(upstream=upstream, key=KEY))
         command = [str(program), f"--config={config}", "--host=127.0.0.1", f"--port={port}", "--num_workers=1"]
         say("starting LiteLLM's proxy")
         proxy = stack.enter_context(_running(command, Path(folder) / "litellm.log"))
