@@ -103,6 +103,16 @@ def _is_a_trace(key: bytes) -> bool:
         ({"tools": [{"type": "function"}]}, "unsupported_parameter", "tools"),
         ({"response_format": {"type": "xml"}}, "invalid_value", "response_format.type"),
         ({"response_format": {"type": "json_schema"}}, "missing_required_parameter", "response_format.json_schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {}, "colour": 1}}},
+            "unknown_parameter",
+            "response_format.json_schema.colour",
+        ),
+        (
+            {"response_format": {"type": "json_object", "json_schema": {"name": "a", "schema": {}}}},
+            "invalid_value",
+            "response_format.json_schema",
+        ),
         ({"stream": "yes"}, "invalid_type", "stream"),
         ({"stream_options": {"include_usage": True}}, "invalid_value", "stream_options"),
         ({"stream": True, "stream_options": {"colour": 1}}, "unknown_parameter", "stream_options.colour"),

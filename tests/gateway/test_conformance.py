@@ -159,6 +159,16 @@ async def test_every_documented_parameter_is_taken(world: Any, changes: dict[str
     assert completion.service_tier == "default"
 
 
+async def test_every_plain_answer_says_how_long_it_waited(world: Any) -> None:
+    client = world.client()
+    answers = [
+        await client.chat.completions.with_raw_response.create(model=MODEL, messages=HI),
+        await client.completions.with_raw_response.create(model=MODEL, prompt="Hi"),
+        await client.responses.with_raw_response.create(model=MODEL, input="Hi"),
+    ]
+    assert [answer.headers["x-queue-ms"] for answer in answers] == ["2", "2", "2"]
+
+
 async def through(world: Any, door: str, tenant: str = "aurora") -> int:
     """One request through one door; the tokens it used. Raises openai.APIStatusError."""
     client = world.client(tenant, strict=door != "completions, streamed")

@@ -227,6 +227,8 @@ async def test_a_bad_query_is_named(world: Any, query: str, param: str) -> None:
             "text.format.schema",
         ),
         ({"text": {"format": {"type": "xml"}}}, "invalid_value", "text.format.type"),
+        ({"text": {"format": {"type": "text", "schema": {}}}}, "invalid_value", "text.format.schema"),
+        ({"text": {"format": {"type": "json_object", "strict": True}}}, "invalid_value", "text.format.strict"),
         ({"tools": [{"type": "web_search"}]}, "unsupported_parameter", "tools"),
         ({"previous_response_id": "resp_1"}, "unsupported_parameter", "previous_response_id"),
         ({"conversation": "conv_1"}, "unsupported_parameter", "conversation"),

@@ -5,6 +5,7 @@ Knows the words of all APIs; refuses to know limits and workers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -71,7 +72,10 @@ def chat_max_tokens(request: ChatRequest) -> tuple[int | None, str]:
 
 def grammar_of(wanted: ResponseFormat | None) -> Grammar | None:
     """What the answer must look like; None for free text."""
-    if wanted is None or wanted.type == "text":
+    if wanted is None:
+        return None
+    _refuse_beside(wanted, ("json_schema",), "response_format.")
+    if wanted.type == "text":
         return None
     if wanted.type == "json_object":
         return Grammar(kind="json_object")
@@ -82,7 +86,10 @@ def grammar_of(wanted: ResponseFormat | None) -> Grammar | None:
 
 def grammar_of_text(wanted: TextFormat | None) -> Grammar | None:
     """The same for a response's ``text.format``."""
-    if wanted is None or wanted.type == "text":
+    if wanted is None:
+        return None
+    _refuse_beside(wanted, ("name", "schema", "strict", "description"), "text.format.")
+    if wanted.type == "text":
         return None
     if wanted.type == "json_object":
         return Grammar(kind="json_object")
@@ -91,6 +98,13 @@ def grammar_of_text(wanted: TextFormat | None) -> Grammar | None:
             param = f"text.format.{name}"
             raise invalid(Reason.MISSING_PARAMETER, f"Missing required parameter: {param!r}.", param)
     return Grammar(kind="json_schema", source=msgspec.json.encode(wanted.schema).decode())
+
+
+def _refuse_beside(wanted: ResponseFormat | TextFormat, names: Sequence[str], where: str) -> None:
+    """What only a JSON schema has, beside another type, would be left out in silence."""
+    for name in names:
+        if wanted.type != "json_schema" and getattr(wanted, name) is not None:
+            raise invalid(Reason.INVALID_VALUE, f"{name!r} goes with type 'json_schema' alone.", f"{where}{name}")
 
 
 def ask(

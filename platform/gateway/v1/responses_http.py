@@ -14,7 +14,7 @@ import msgspec
 from gateway import metrics
 from gateway.errors import InvalidRequest, Reason, Refusal, invalid
 from gateway.v1 import asks, generation, responses
-from gateway.v1.answers import encode, outcome_of
+from gateway.v1.answers import cost_headers, encode, outcome_of
 from gateway.v1.decoding import decode
 from gateway.v1.generation import EVENT_STREAM, KEEPALIVE
 from gateway.v1.http import Exchange
@@ -22,6 +22,7 @@ from gateway.v1.response_events import GRAMMAR_PARAM, Event
 from gateway.v1.responses import Reading, reading
 from gateway.v1.routes import Call
 from gateway.v1.schemas import ResponseCreate
+from wire.messages import Finished
 
 CANCELLED_WITHIN_S = 5.0  # how long a cancel waits for the worker's last word
 MAX_PAGE, PAGE = 100, 20
@@ -137,7 +138,9 @@ async def _whole(exchange: Exchange, found: Reading) -> None:
     if refusal is not None:
         await exchange.refuse(refusal, found.limits.headers())
         return
-    await exchange.answer(200, encode(response), found.limits.headers())
+    end = found.stream.end
+    waited = cost_headers(end) if isinstance(end, Finished) else {}
+    await exchange.answer(200, encode(response), {**found.limits.headers(), **waited})
 
 
 async def _stream(exchange: Exchange, found: Reading, starting_after: int) -> None:

@@ -91,7 +91,7 @@ class SamplingFields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     prompt_cache_retention: Any = None
 
 
-class JsonSchema(Struct, frozen=True, kw_only=True):
+class JsonSchema(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: Annotated[str, Meta(min_length=1, max_length=64)]
     schema: dict[str, Any]
     strict: bool | None = None
