@@ -57,5 +57,5 @@ def table(found: Mapping[str, Any], prefix: str = "") -> str:
         if isinstance(value, Mapping):
             lines.append(table(value, f"{prefix}{name}."))
         else:
-            lines.append(f"{prefix + name:<34}{'-' if value is None else value}")
+            lines.append(f"{prefix + name:<33} {'-' if value is None else value}")
     return "\n".join(line for line in lines if line)
