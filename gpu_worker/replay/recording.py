@@ -138,7 +138,7 @@ class Recording:
         self._unix_s = unix_s
         self._entries: list[Entry] = []
         self._flushed_us = 0
-        self._has_news = False  # since the last flush
+        self._has_news = self._was_busy = False  # since the last flush; in the last step
         self._prefixes = PrefixNames()
         self._plan: StepPlan | None = None
         self._planned_us = 0
@@ -209,12 +209,14 @@ class Recording:
                 tuple(result.completed_copies),
             )
         )
-        self._has_news |= not plan.is_empty
+        is_busy = not plan.is_empty
+        stays_idle = not is_busy and not self._was_busy  # the first idle step is an answer's: its sender is at work
+        self._has_news, self._was_busy = self._has_news or is_busy, is_busy
         interval_us = FLUSH_US if self._has_news else IDLE_FLUSH_US
         is_due = now_us - self._flushed_us >= interval_us or len(self._entries) >= FLUSH_ENTRIES
         if self._prefixes.is_full:
             self._prefixes.prune(self._engine.prefix_keys_in_use())
-        if is_due:
+        if is_due or (stays_idle and self._has_news):
             self._flush(now_us)
             if self._is_time_for_another_file():
                 self.close(is_end=False)

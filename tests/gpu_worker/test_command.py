@@ -154,7 +154,7 @@ async def test_what_a_worker_recorded_before_it_was_killed_replays_and_explains(
     submit = small_worker.submit(uuid.uuid4().hex, gateway_id=gateway.gateway_id, max_tokens=25)
     _, end = await ask(gateway, worker, submit)
     assert sum(wait[3] for wait in end.counters.waits if wait[0] == "queued") == end.counters.queue_us
-    await asyncio.sleep(0.2)  # what a worker that falls idle hands to its disk is not acknowledged to anybody
+    await asyncio.sleep(0.5)  # what a worker that stays idle hands to its disk is not acknowledged to anybody
     assert worker.end(signal.SIGKILL) == -signal.SIGKILL
     assert replay.main([str(tmp_path), f"--explain={submit.response_id}/0", "--json"]) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])

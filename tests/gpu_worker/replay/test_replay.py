@@ -310,7 +310,7 @@ def test_a_disk_that_fails_ends_the_recording_and_not_the_engine(
     assert "recording to" in capsys.readouterr().err
 
 
-def test_answers_one_at_a_time_share_a_frame_of_the_log_and_none_waits_longer_than_a_second() -> None:
+def test_answers_one_at_a_time_share_a_frame_a_second_of_the_log_and_one_that_stays_idle_writes_the_last() -> None:
     """Each makes the engine idle; a frame for each would take the time of the thread that sends the next answer."""
 
     class Frames(LogWriter):
@@ -336,11 +336,10 @@ def test_answers_one_at_a_time_share_a_frame_of_the_log_and_none_waits_longer_th
             plan = engine.plan_step(now_us)
             assert plan.num_rows == len(sampled)
             engine.apply_step(StepResult(plan.step, 10 * len(sampled), sampled), now_us)
-        now_us += 10_000
-    assert writer.submits == [1]  # the first has waited since the engine was made, long ago
-    plan = engine.plan_step(now_us + recording.FLUSH_US)
-    engine.apply_step(StepResult(plan.step, 0), now_us + recording.FLUSH_US)
-    assert writer.submits == [1, 49]
+        now_us += 30_000
+    assert writer.submits == [1, 34]  # the first had nothing before it
+    engine.apply_step(StepResult(engine.plan_step(now_us).step, 0), now_us)
+    assert writer.submits == [1, 34, 15]
 
 
 def test_the_last_entry_of_a_log_says_that_it_is_whole(log: Path) -> None:
