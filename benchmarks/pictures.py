@@ -212,7 +212,7 @@ async def preview(browser: Browser, demo: dict[str, Any], out: Path) -> None:
     await page.goto("/operator/policy/classes")
     await page.locator("input[name*='cap_slots_percent']").last.fill("10")
     await page.get_by_role("button", name="See what this does").click()
-    await page.get_by_role("button", name="Replay it").click()
+    await page.get_by_role("button", name="Replay the hour").click()
     await page.get_by_role("cell", name="this edit").first.wait_for(timeout=PREVIEW_LIMIT_MS)
     await photograph(page, out / "policy-preview.png", full_page=True)
 

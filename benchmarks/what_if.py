@@ -1,32 +1,45 @@
 """How wrong a what-if is: a busy minute on a noisy device, recorded, and its own policy asked of the log.
 
 The noise is another one for each seed, the traffic is the same. Simulated durations only.
+
+With ``--preview TRACE`` how long the policy desk's preview of a trace takes on this machine: recorded as a worker
+records it, a file each two minutes, and replayed by the very program that the desk starts. Real seconds.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import random
 import statistics
+import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.figures import report, say
+from benchmarks.figures import machine, report, say
+from gateway.desk.replaying import HOUR, NICE, command
+from gpu_worker.clock import VirtualClock
 from gpu_worker.config import positive
 from gpu_worker.replay.recording import recorded_engine
 from gpu_worker.replay.what_if import DRAWS, what_if
 from gpu_worker.simulated import DEVICES
 from gpu_worker.simulation.run import Simulation
+from gpu_worker.simulation.traces import TraceFile, read_traces
 from gpu_worker.simulation.traffic import SECOND_US, Arrival, submit_of
-from scheduler_engine.policy import PriorityClass
+from scheduler_engine.policy import PolicySnapshot, PriorityClass, snapshot_to_dict
 from wire.messages import Submit
 
 DEVICE = DEVICES["h200-8b"]
 CLASS = "interactive"
 _LEAST_SECONDS = 10
+_LOOK_S = 0.25
 
 
 def arrivals(seed: int, seconds: int) -> list[Arrival]:
@@ -114,6 +127,73 @@ def summary(answers: Sequence[Answers], name: str) -> dict[str, float]:
     }
 
 
+def previewed(trace: Path, limit: int | None) -> dict[str, object]:
+    """Real seconds and memory of the desk's default preview, under an edit of batch alone, and its error bar."""
+    with tempfile.TemporaryDirectory(prefix="what-if-") as scratch:
+        folder, policy = Path(scratch) / "recorded", Path(scratch) / "policy.json"
+        clock = VirtualClock()
+        with recorded_engine(folder, DEVICE.name, lambda: clock.now_us() / SECOND_US) as make_engine:
+            found = read_traces([TraceFile(trace)], DEVICE, limit=limit).arrivals
+            simulation = Simulation(DEVICE, found, make_engine=make_engine, clock=clock)
+            simulation.run(show_progress=sys.stderr.isatty())
+        interactive, default, batch = DEVICE.classes
+        edit = PolicySnapshot(version=1, classes=(interactive, default, replace(batch, floor_percent=0)))
+        policy.write_text(json.dumps(snapshot_to_dict(edit)), encoding="utf-8")
+        num_files = len(list(folder.iterdir()))
+        say(f"recorded {num_files} files")
+        began_s = time.monotonic()
+        told = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        with subprocess.Popen(command(folder, policy, HOUR), start_new_session=True, **told) as process:
+            os.setpriority(os.PRIO_PROCESS, process.pid, NICE)
+            memory = MemoryWatch(process.pid)
+            said, wrong = process.communicate()
+            seconds = time.monotonic() - began_s
+    if process.returncode:
+        raise SystemExit(f"the preview failed: {wrong.decode().splitlines()[-1]}")
+    result = json.loads(said.splitlines()[-1])
+    return {
+        "requests": len(found),
+        "traffic_s": result["seconds"],
+        "files": num_files,
+        "steps": result["steps"],
+        "passes": 1 + 2 * result["draws"],
+        "seconds": round(seconds, 1),
+        "peak_mib": memory.stop(),
+        "error_percent": result["error_percent"],
+        **machine(),
+    }
+
+
+class MemoryWatch:
+    """The most memory that a session's processes had together, each shared page counted once; 0 where no /proc is."""
+
+    def __init__(self, session: int) -> None:
+        self._session = session
+        self._most_kib = 0
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        while not self._is_over.wait(_LOOK_S):
+            self._most_kib = max(self._most_kib, sum(map(self._proportional_kib, Path("/proc").glob("[0-9]*"))))
+
+    def _proportional_kib(self, process: Path) -> int:
+        try:
+            if os.getsid(int(process.name)) != self._session:
+                return 0
+            lines = (process / "smaps_rollup").read_text().splitlines()
+        except OSError:  # it has just ended
+            return 0
+        return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+
+    def stop(self) -> int:
+        """In MiB."""
+        self._is_over.set()
+        self._thread.join()
+        return self._most_kib >> 10
+
+
 def _enough(text: str) -> int:
     """An argparse type: seconds in which a hundred chats come."""
     seconds = positive(text)
@@ -128,8 +208,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--noise-percent", type=positive, default=25)
     parser.add_argument("--seeds", type=positive, default=4, help="of the noise (default: 4)")
     parser.add_argument("--draws", type=positive, default=DRAWS, help=f"of each what-if (default: {DRAWS})")
+    parser.add_argument("--preview", type=Path, metavar="TRACE", help="time the desk's preview of this trace instead")
+    parser.add_argument("--limit", type=positive, metavar="N", help="with --preview: the first N requests only")
     parser.add_argument("--json", action="store_true")
     found = parser.parse_args(arguments)
+    if found.preview is not None:
+        report(previewed(found.preview, found.limit), as_json=found.json)
+        return 0
+    if found.limit is not None:
+        parser.error("--limit does nothing without --preview")
     answers = []
     for seed in range(1, found.seeds + 1):
         say(f"noise {seed}")

@@ -136,8 +136,8 @@ def late_percent(state: EngineState) -> int:
     """The worst estimated start of a class above batch, in percent of its target to a first token."""
     worst = 0
     for rank in (PriorityClass.INTERACTIVE, PriorityClass.DEFAULT):
-        target_ms = state.classes[rank].ttft_target_ms
-        if target_ms is not None and state.queues[rank].num_waiting:
+        target_ms = state.classes[rank].ttft_target_ms if state.queues[rank].num_waiting else None
+        if target_ms is not None:
             worst = max(worst, class_wait_us(state, rank, 50) // (10 * target_ms))
     return worst
 

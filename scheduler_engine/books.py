@@ -5,6 +5,8 @@ Knows what must add up; changes nothing.
 
 from __future__ import annotations
 
+from collections import Counter
+
 from scheduler_engine.draft import Draft
 from scheduler_engine.errors import BrokenBooks
 from scheduler_engine.live import IN_SLOT, SUSPENDED, State
@@ -58,6 +60,9 @@ def _check_places(state: EngineState) -> None:
     strangers = (on_device | queued) - state.lives.keys()
     if strangers:
         raise BrokenBooks(f"ended requests are still held somewhere: {sorted(strangers)}")
+    counted = Counter(live.rank for live in state.lives.values())
+    if [counted[rank] for rank in PriorityClass] != state.num_lives:
+        raise BrokenBooks(f"{state.num_lives} requests live in the classes, counted {dict(counted)}")
     for rank in PriorityClass:
         suspended = sum(live.rank == rank and live.state in SUSPENDED for live in state.lives.values())
         if suspended != state.num_suspended[rank]:

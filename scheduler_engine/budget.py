@@ -58,35 +58,35 @@ class StepBudget:
         self.spent_ns = state.cost.base_ns
         self.num_tokens = 0
         self.first_token_hold_allowed = first_token_hold_allowed
-        gaps_ns = [self._gap_limit_ns(rank) for rank in RANKS]
-        caps_ns = [self._cap_ns(rank) for rank in RANKS]
-        self._limits_ns = [min(gap_ns, cap_ns) for gap_ns, cap_ns in zip(gaps_ns, caps_ns, strict=True)]
-        self._caps_ns = caps_ns
-        self._gap_ns = min(gaps_ns)
+        self._limits_ns: list[int] = []
+        self._caps_ns: list[int] = []
+        self._gap_ns = _UNLIMITED_NS
+        for rank, policy in enumerate(state.classes):
+            gap_ns = cap_ns = _UNLIMITED_NS
+            if policy.tbt_target_ms is not None and state.running.decoding[rank]:
+                gap_ns = policy.tbt_target_ms * 10_000 * _GAP_PERCENT  # the longest step that gap between tokens bears
+                self._gap_ns = min(self._gap_ns, gap_ns)
+            if policy.ttft_target_ms is not None:
+                cap_ns = self._cap_ns(rank, policy.ttft_target_ms * 10_000 * policy.step_cap_percent)
+            self._limits_ns.append(gap_ns if gap_ns < cap_ns else cap_ns)
+            self._caps_ns.append(cap_ns)
         self._first_token_limit_ns = _UNLIMITED_NS
         self._has_prefill = [False for _ in RANKS]
-        self._debts = [state.floors.in_debt(rank) for rank in RANKS]
+        self._debts = state.floors.debts()
 
-    def _gap_limit_ns(self, rank: int) -> int:
-        """The longest step that the gap between tokens bears, while somebody of the class decodes."""
-        policy = self._state.classes[rank]
-        if policy.tbt_target_ms is None or not self._state.running.decoding[rank]:
-            return _UNLIMITED_NS
-        return policy.tbt_target_ms * 10_000 * _GAP_PERCENT
-
-    def _cap_ns(self, rank: int) -> int:
+    def _cap_ns(self, rank: int, cap_ns: int) -> int:
         """How long a step may be while the class was active in the last minute: who arrives in the middle of one waits
-        for its end. The policy's share of the time to a first token; for the most urgent class less where that is
-        cheap, and never so little that it is dear.
+        for its end. ``cap_ns``, the policy's share of the time to a first token; for the most urgent class less where
+        that is cheap, and never so little that it is dear.
         """
-        state, policy = self._state, self._state.classes[rank]
+        state = self._state
         last_active_us = state.last_active_us[rank]
-        is_active = last_active_us is not None and state.now_us - last_active_us <= _ACTIVE_WINDOW_US
-        if policy.ttft_target_ms is None or not is_active:
+        if last_active_us is None or state.now_us - last_active_us > _ACTIVE_WINDOW_US:
             return _UNLIMITED_NS
-        cap_ns = policy.ttft_target_ms * 10_000 * policy.step_cap_percent
-        lower = [rank for rank in RANKS if rank != PriorityClass.INTERACTIVE and state.has_work(rank)]
-        if rank != PriorityClass.INTERACTIVE or not lower:
+        if rank != PriorityClass.INTERACTIVE:
+            return cap_ns
+        lower = [lower for lower, num_lives in enumerate(state.num_lives) if lower != rank and num_lives]
+        if not lower:
             return cap_ns
         work_ns = self._work_alone_ns(lower)
         return max(self._length_ns(work_ns, _DEAR_PERCENT), min(cap_ns, self._length_ns(work_ns, _CHEAP_PERCENT)))
@@ -124,8 +124,8 @@ class StepBudget:
     def allowed_tokens(self) -> int:
         """Tokens the step may compute in all: those granted and the prefill that would still fit."""
         room_ns = max(0, self.tightest_ns - self.spent_ns)
-        widest = max(policy.token_budget_max for policy in self._state.classes)
-        more = self._cost.prefill_fitting(room_ns, start=0, most=max(0, widest - self.num_tokens))
+        most = max(0, self._state.widest_step - self.num_tokens)
+        more = self._cost.prefill_fitting(room_ns, start=0, most=most)
         return self.num_tokens + more
 
     def decode_room_ns(self, rank: int) -> int:

@@ -126,7 +126,8 @@ class FittedCost:
         before = (self._decode_scale, self._prefill_scale)
         if squares:
             self._decode_scale = _moved(self._decode_scale, error_ns * decode_ns, squares, most)
-            self._prefill_scale = _moved(self._prefill_scale, error_ns * prefill_ns, squares, most)
+            if prefill_ns:
+                self._prefill_scale = _moved(self._prefill_scale, error_ns * prefill_ns, squares, most)
         self.version += before != (self._decode_scale, self._prefill_scale)
         self.step_us = max(1, self.step_us + (duration_us - self.step_us) // 8)
 

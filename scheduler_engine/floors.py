@@ -23,22 +23,27 @@ class Floors:
         self._debt = [0 for _ in RANKS]
         self._has_work = [False for _ in RANKS]
 
-    def settle(self, classes: Sequence[ClassPolicy], *, served_us: Sequence[int], has_work: Sequence[bool]) -> None:
+    def settle(self, classes: Sequence[ClassPolicy], *, served_us: Sequence[int], has_work: Sequence[int]) -> None:
         """One step has been charged: ``served_us`` per class; a class without work starts anew with full credit."""
         busy_us = sum(served_us)
         for rank, policy in enumerate(classes):
             window = policy.floor_percent * WINDOW_US
-            if not has_work[rank] or not self._has_work[rank]:
-                self._debt[rank] = -window
-            else:
+            works = has_work[rank] > 0
+            if works and self._has_work[rank]:
                 floor_percent = 0 if self._overload.takes_floor(rank) else policy.floor_percent
                 debt = self._debt[rank] + floor_percent * busy_us - 100 * served_us[rank]
                 self._debt[rank] = min(window, max(-window, debt))
-            self._has_work[rank] = has_work[rank]
+            else:
+                self._debt[rank] = -window
+            self._has_work[rank] = works
 
     def in_debt(self, rank: int) -> bool:
         """True when the class has work, has had less than its floor, and no class above is shedding."""
         return self._has_work[rank] and self._debt[rank] > 0 and not self._overload.takes_floor(rank)
+
+    def debts(self) -> list[bool]:
+        """``in_debt`` of all classes."""
+        return [debt > 0 and self.in_debt(rank) for rank, debt in enumerate(self._debt)]
 
     def debt_us(self, rank: int) -> int:
         return max(0, self._debt[rank] // 100)

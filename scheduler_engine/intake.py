@@ -111,6 +111,7 @@ class Intake:
         position = state.queues[live.rank].num_waiting
         state.outbox.accepted.append(Accepted(live.request_id, position, estimate_us))
         state.lives[live.request_id] = live
+        state.num_lives[live.rank] += 1
         state.journal.queued(live)
         state.line_up(live)
         if live.total >= live.finish_total:  # an earlier attempt had delivered all of it

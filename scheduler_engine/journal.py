@@ -15,7 +15,6 @@ from scheduler_engine.cost import to_us
 from scheduler_engine.events import FinishReason, Lever, RejectReason, Resource
 from scheduler_engine.fairness import Account
 from scheduler_engine.live import LiveRequest, State
-from scheduler_engine.plan import StepPlan
 from scheduler_engine.policy import RANKS, PriorityClass
 from scheduler_engine.record import (
     MOST,
@@ -76,12 +75,12 @@ class Journal:
 
     # the step
 
-    def close_plan(self, draft: Draft, plan: StepPlan) -> None:
+    def close_plan(self, draft: Draft, *, token_budget: int, wake_at_us: int | None) -> None:
         state = self._state
         for queue in state.queues:
             if queue.line_changes:
                 self._note_lines(queue.line_changes)
-        for rank, num_held in enumerate(self._num_held):
+        for rank, num_held in enumerate(self._num_held) if any(self._num_held) else ():
             if num_held:
                 by = draft.first_token_by
                 self._write(
@@ -92,7 +91,7 @@ class Journal:
                     need=(num_held, 0),
                 )
                 self._num_held[rank] = 0
-        self.chain.note_plan(state, draft, plan)
+        self.chain.note_plan(state, draft, token_budget=token_budget, wake_at_us=wake_at_us)
 
     def close_step(self, step: int, duration_us: int) -> None:
         self.step_records = b"".join(self._pending)

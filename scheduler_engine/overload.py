@@ -58,6 +58,10 @@ class Overload:
 
     def settle(self, *, late_percent: int, batch_has_work: bool, now_us: int) -> None:
         """Once per plan. ``late_percent``: the worst estimated start of a class above batch, in % of its target."""
+        if late_percent == 0 and self.rung is Rung.CALM:  # and so it stays
+            self._last_us = self._last_strained_us = now_us
+            self._late_since_us = None
+            return
         if self.is_paused and batch_has_work:
             self.paused_us += now_us - self._last_us
         self._last_us = now_us

@@ -37,6 +37,7 @@ class RunningSet:
         self._taking_part: list[Seats] | None = None  # until a seat is taken or left, or a class rests or wakes
         self._batches: list[DecodeBatch] = []
         self._batch = NO_BATCH
+        self._batch_of: list[Seats] | None = None  # those who took part when it was made
 
     def add(self, live: LiveRequest) -> None:
         """A request enters a slot (PREFILL or DECODE) or stays held on the device."""
@@ -114,9 +115,11 @@ class RunningSet:
 
     def batch(self) -> DecodeBatch:
         """Those who get a decode row, by class. O(1) while they stay the same."""
-        batches = [seats.batch() for seats in self.taking_part()]
-        if not batches:
-            return NO_BATCH
+        taking_part = self.taking_part()
+        if taking_part is self._batch_of:
+            return self._batch
+        self._batch_of = taking_part
+        batches = [seats.batch() for seats in taking_part]
         if len(batches) != len(self._batches) or any(
             one is not other for one, other in zip(batches, self._batches, strict=True)
         ):
@@ -126,6 +129,17 @@ class RunningSet:
     def may_stop(self, token_ids: Sequence[int]) -> bool:
         """True when one of these tokens ends some decode, though perhaps not the one it was drawn for."""
         return any(not seats.stop_ids.keys().isdisjoint(token_ids) for seats in self.seats if seats.stop_ids)
+
+    @property
+    def is_quiet(self) -> bool:
+        """True while all who are here decode, get a row in each step and are ended by no token."""
+        busy = (*self.prefilling, *self.held, *self.step_held, *self._sitting_out)
+        stop_ids = [seats.stop_ids for seats in self.seats]
+        return any(self.decoding) and not (any(busy) or any(self._is_resting) or any(stop_ids))
+
+    def num_steps_to_check(self) -> int:
+        """Steps that bring nobody to a limit or an estimate, if the same decode. Only while somebody decodes."""
+        return min([seats.num_steps_to_check() for seats in self.taking_part()])
 
     def advance(self) -> tuple[list[LiveRequest], list[LiveRequest]]:
         """Every seated decode has got its token. Returns those that have come to a limit or an estimate, and those at
@@ -138,9 +152,10 @@ class RunningSet:
                 continue
             self.decode_tokens[rank] += len(seats.members)
             at_edge, to_check = seats.advance()
-            self.at_block_edge[rank].update(at_edge)
+            if at_edge:
+                self.at_block_edge[rank].update(at_edge)
+                filled.extend(at_edge.values())
             due.extend(to_check.values())
-            filled.extend(at_edge.values())
         return due, filled
 
     def grow(self, live: LiveRequest, block: int) -> None:

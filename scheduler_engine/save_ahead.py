@@ -54,10 +54,16 @@ def _may_copy(state: EngineState, draft: Draft) -> bool:
     """Where blocks leave in order, memory is short, the step has no copies of its own and nobody waits for its first
     token.
     """
-    device, config = state.device, state.config
-    if not config.num_host_blocks or device.num_free * _FREE_DIVISOR > device.num_blocks or not config.copies_in_order:
+    if not is_short(state, state.device.num_free):
         return False
     return not (draft.swap_out or draft.swap_in or draft.first_token_by) and state.running.num_slots_used > 0
+
+
+def is_short(state: EngineState, num_free: int) -> bool:
+    """True where some may have to leave when so few blocks are free, and those that leave are saved in order."""
+    config = state.config
+    is_scarce = num_free * _FREE_DIVISOR <= config.num_blocks
+    return is_scarce and config.num_host_blocks > 0 and config.copies_in_order
 
 
 def _copies_per_step(state: EngineState) -> int:

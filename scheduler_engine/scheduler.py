@@ -21,7 +21,7 @@ from scheduler_engine.load import EngineLoad, TenantLoad
 from scheduler_engine.measure import measure, measure_tenants
 from scheduler_engine.plan import StepPlan, StepResult
 from scheduler_engine.planning import StepPlanner
-from scheduler_engine.policy import RANKS, PolicySnapshot, PriorityClass
+from scheduler_engine.policy import PolicySnapshot, PriorityClass
 from scheduler_engine.request import Request, RequestId
 from scheduler_engine.rows import decodes_of, row_of
 from scheduler_engine.save_ahead import save_ahead
@@ -92,8 +92,7 @@ class Scheduler:
         decodes = decodes_of(state, draft)
         if draft.first_token_hold:
             self._hold_allowance.spend(base_us)
-        self._draft = draft
-        self._plan = StepPlan(
+        plan = StepPlan(
             step=state.step,
             chunks=tuple([row_of(chunk) for chunk in draft.chunks]),
             swap_out=tuple(draft.swap_out),
@@ -102,8 +101,9 @@ class Scheduler:
             wake_at_us=self._wake_at_us(now_us),
             decodes=decodes,
         )
-        state.journal.close_plan(draft, self._plan)
-        return self._plan
+        state.journal.close_plan(draft, token_budget=plan.token_budget, wake_at_us=plan.wake_at_us)
+        self._draft, self._plan = draft, plan
+        return plan
 
     def apply_step(self, result: StepResult, now_us: int) -> StepEvents:
         """What the step meant. Raises Misuse, and changes nothing, when ``result`` cannot be the planned step's."""
@@ -125,8 +125,9 @@ class Scheduler:
         if self._next_policy is not None:
             state.set_policy(self._next_policy)
             self._next_policy = None
-        inputs, self._inputs = self._inputs, []
-        self._intake.take_in(inputs, now_us)
+        if self._inputs:
+            inputs, self._inputs = self._inputs, []
+            self._intake.take_in(inputs, now_us)
         if state.headroom.is_due(now_us):
             state.headroom.sample(state.held_blocks(), now_us)
         state.overload.settle(
@@ -136,16 +137,17 @@ class Scheduler:
         )
         if state.draining:
             self._intake.hand_back(now_us)
-        for rank in RANKS:
-            if state.has_work(rank):
+        for rank, num_lives in enumerate(state.num_lives):
+            if num_lives:
                 state.last_active_us[rank] = now_us
 
     def _wake_at_us(self, now_us: int) -> int | None:
         state = self._state
-        moments = [state.timers[0][0]] if state.timers else []
-        if state.fences:
-            moments.append(now_us + _POLL_COPIES_US)
-        return min(moments, default=None)
+        timer_us = state.timers[0][0] if state.timers else None
+        if not state.fences:
+            return timer_us
+        poll_us = now_us + _POLL_COPIES_US
+        return poll_us if timer_us is None else min(timer_us, poll_us)
 
     # looking in
 
@@ -194,7 +196,11 @@ class Scheduler:
     @property
     def digest(self) -> str:
         """Of every plan and decision up to the step applied last, in hexadecimal."""
-        return self._state.journal.chain.digest.hex()
+        return self.digest_bytes.hex()
+
+    @property
+    def digest_bytes(self) -> bytes:
+        return self._state.journal.chain.digest
 
     @property
     def step_records(self) -> bytes:

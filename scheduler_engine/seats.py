@@ -37,6 +37,8 @@ def joined(batches: list[DecodeBatch]) -> DecodeBatch:
     """One after the other."""
     if len(batches) == 1:
         return batches[0]
+    if not batches:
+        return NO_BATCH
     return DecodeBatch(
         owners=tuple(chain.from_iterable([batch.owners for batch in batches])),
         request_ids=tuple(chain.from_iterable([batch.request_ids for batch in batches])),
@@ -66,6 +68,10 @@ class Calendar:
 
     def pop(self, clock: int) -> Members:
         return self._due.pop(clock, _NOBODY)
+
+    def first(self) -> int:
+        """When the first is due. Raises ValueError where nobody is in it."""
+        return min(self._due)
 
     def within(self, clock: int, num_steps: int) -> Iterator[LiveRequest]:
         """Those due at one of the ``num_steps`` moments after this one."""
@@ -139,6 +145,10 @@ class Seats:
         self.num_tokens += len(self.members)
         self.meter.clock += 1
         return self._edges.pop(self.meter.clock), self._checks.pop(self.meter.clock)
+
+    def num_steps_to_check(self) -> int:
+        """How often ``advance`` returns nobody at a limit or an estimate."""
+        return self._checks.first() - self.meter.clock - 1
 
     def await_edge(self, live: LiveRequest) -> None:
         live.edge_clock = len(live.block_table) * self._block_size + 1 - live.offset  # computed is one less than total

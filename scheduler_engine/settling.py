@@ -1,4 +1,4 @@
-"""What a step did: charges, tokens, ends and failures.
+"""What a step did: tokens, ends and failures.
 
 Knows the result of one step; refuses to plan the next.
 """
@@ -7,20 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from scheduler_engine.charging import charge_step
 from scheduler_engine.draft import Draft
 from scheduler_engine.errors import Misuse
 from scheduler_engine.events import FinishReason, StepEvents, TokenColumns
-from scheduler_engine.fairness import Account
-from scheduler_engine.governor import lost_ns
 from scheduler_engine.live import LiveRequest, State
-from scheduler_engine.metering import UNIT_BITS
 from scheduler_engine.plan import RowFailure, StepPlan, StepResult
-from scheduler_engine.policy import RANKS
 from scheduler_engine.request import RequestId
 from scheduler_engine.state import EngineState
 
 _MAX_FAILURES = 3
-_FINE = 1_024  # costs of a step are split in parts of a nanosecond, so that prices are rounded once
 
 
 def check_result(state: EngineState, plan: StepPlan, result: StepResult) -> None:
@@ -44,9 +40,7 @@ def check_result(state: EngineState, plan: StepPlan, result: StepResult) -> None
 
 
 class Settlement:
-    """Applies one result. Always: what a step lasted is charged once, to the last fraction, and a quiet step touches
-    its decodes only to append their tokens.
-    """
+    """Applies one result. Always: a quiet step touches its decodes only to append their tokens."""
 
     def __init__(self, state: EngineState, draft: Draft, plan: StepPlan, now_us: int) -> None:
         self._state = state
@@ -62,7 +56,7 @@ class Settlement:
         for request_id in result.completed_copies:
             state.complete_copy(request_id)
         state.host.give(draft.host_blocks_after)
-        self._charge(result.duration_us)
+        charge_step(state, draft, result.duration_us, self._now_us)
         failed = {failure.request_id: failure for failure in result.failed}
         if self._plan.num_rows:
             state.peak.tick()
@@ -72,72 +66,6 @@ class Settlement:
         if draft.chunks:
             self._advance_chunks(result.sampled_token_ids[num_decodes:], failed, result.stopped)
         return self._events()
-
-    # charges
-
-    def _charge(self, duration_us: int) -> None:
-        """Split the step by predicted cost: decodes through the meter, the rest one by one, what the division leaves to
-        the first. Rows pay for themselves, except what they compute again because a higher class pushed them out: its
-        tenant pays.
-        """
-        state, draft, running = self._state, self._draft, self._state.running
-        cost = state.cost
-        row_cost = cost.decode_ns(_FINE, 0) + _FINE  # a nanosecond more per row, so that none is free
-        token_cost = cost.decode_ns(0, _FINE)
-        taking_part = running.taking_part()
-        decode_costs = [len(seats.members) * row_cost + seats.num_tokens * token_cost for seats in taking_part]
-        chunk_ns = [cost.prefill_ns(live.computed, count) for live, count in draft.chunks]
-        copies_ns = sum(copy.cost_ns for copy in draft.copy_charges)
-        total = sum(decode_costs) + (sum(chunk_ns) + len(chunk_ns) + copies_ns) * _FINE
-        if not total:
-            return
-        rate, rest = divmod(duration_us << UNIT_BITS, total)
-        served = [0 for _ in RANKS]
-        for seats, decode_cost in zip(taking_part, decode_costs, strict=True):
-            seats.meter.price(rate * row_cost, rate * token_cost)
-            served[seats.rank] = rate * decode_cost
-        for (live, _), row_ns in zip(draft.chunks, chunk_ns, strict=True):
-            units = rate * (row_ns + 1) * _FINE
-            live.tab.charge(units)
-            self._bill(live.account if live.debtor is None else live.debtor, units, served)
-        for account, cost_ns in draft.copy_charges:
-            self._bill(account, rate * cost_ns * _FINE, served)
-        self._bill_rest(rest, served)
-        state.accountant.busy_us += duration_us
-        base_ns = cost.base_ns
-        state.cost.observe(
-            decode_ns=base_ns + sum(decode_costs) // _FINE,
-            prefill_ns=sum(chunk_ns),
-            copy_ns=copies_ns,
-            duration_us=duration_us,
-        )
-        served_us = [state.accountant.serve(rank, units) if units else 0 for rank, units in enumerate(served)]
-        has_work = [state.has_work(rank) for rank in RANKS]
-        state.floors.settle(state.classes, served_us=served_us, has_work=has_work)
-        state.governor.settle(
-            state.classes,
-            state.running.num_in_slots,
-            busy_us=duration_us,
-            lost_us=duration_us * lost_ns(state.cost, draft) * _FINE // total,
-            now_us=self._now_us,
-        )
-
-    @staticmethod
-    def _bill(account: Account, units: int, served: list[int]) -> None:
-        account.charge(units)
-        served[account.priority_class] += units
-
-    def _bill_rest(self, units: int, served: list[int]) -> None:
-        draft = self._draft
-        if self._batch.owners:
-            live = self._batch.owners[0]
-        elif draft.chunks:
-            live = draft.chunks[0].live
-        else:
-            self._bill(draft.copy_charges[0].account, units, served)
-            return
-        live.tab.charge(units)
-        self._bill(live.account if live.debtor is None else live.debtor, units, served)
 
     # tokens
 

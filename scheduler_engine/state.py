@@ -67,6 +67,7 @@ class EngineState:
         self.tally = Tally()
         self.outbox = Outbox()
         self.timers: list[tuple[int, int, RequestId]] = []
+        self.num_lives = [0 for _ in PriorityClass]
         self.num_suspended = [0 for _ in PriorityClass]
         self.last_active_us: list[int | None] = [None for _ in PriorityClass]
         self.owed_rank: int | None = None  # a class whose head found no room although it is owed its floor
@@ -79,6 +80,7 @@ class EngineState:
     def set_policy(self, policy: PolicySnapshot) -> None:
         self.policy = policy
         self.classes: tuple[ClassPolicy, ...] = policy.classes
+        self.widest_step = max(each.token_budget_max for each in policy.classes)
         self.cells: dict[tuple[PriorityClass, str], TenantClassPolicy] = {
             (cell.priority_class, cell.tenant_id): cell for cell in policy.tenants
         }
@@ -102,9 +104,7 @@ class EngineState:
 
     def has_work(self, rank: int) -> bool:
         """True when the class has a request anywhere."""
-        running = self.running
-        in_slots = running.decoding[rank] or running.prefilling[rank]
-        return bool(in_slots or self.queues[rank].num_waiting or self.num_suspended[rank])
+        return self.num_lives[rank] > 0
 
     def memory_cap(self, live: LiveRequest) -> int:
         """Blocks up to which the class may plan; a request that was let in under a wider policy still fits alone."""
@@ -366,6 +366,7 @@ class EngineState:
 
     def _release(self, live: LiveRequest) -> None:
         del self.lives[live.request_id]
+        self.num_lives[live.rank] -= 1
         if live.state in ON_DEVICE:
             self.accountant.note_end(live.account)
             self.checkpoints.close(live)

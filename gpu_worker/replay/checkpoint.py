@@ -59,7 +59,11 @@ class _WithoutTokens(pickle.Pickler):
             function, arguments, (nothing, slots), *rest = reduced
             return (function, arguments, (nothing, slots | _bare(value, slots)), *rest)
         function, arguments, attributes, *rest = reduced
-        made_anew = {"stop_ids": {}, "_batch": None} if type(value) is Seats else {"_batches": [], "_batch": NO_BATCH}
+        made_anew = (
+            {"stop_ids": {}, "_batch": None}
+            if type(value) is Seats
+            else {"_batches": [], "_batch": NO_BATCH, "_batch_of": None}
+        )
         return (function, arguments, attributes | made_anew, *rest)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import struct
 import sys
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from gpu_worker.config import ConfigError, positive, starting_policy
 from gpu_worker.replay.checkpoint import fingerprint
 from gpu_worker.replay.record_log import LogError, LogFile, Stepped, log_files
 from gpu_worker.replay.rerun import Diverged, Listener, replay
+from gpu_worker.replay.side_by_side import RunLost
 from gpu_worker.replay.what_if import DRAWS, comparison, what_if
 from gpu_worker.serving.outage import say
 from scheduler_engine.errors import EngineError
@@ -146,6 +148,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--draws", type=positive, default=DRAWS, metavar="N", help=f"of the noise, with --policy (default: {DRAWS})"
     )
     parser.add_argument("--seconds", type=positive, metavar="S", help="begin no further draw after this long")
+    parser.add_argument(
+        "--processes",
+        type=positive,
+        default=min(2, os.cpu_count() or 1),
+        metavar="N",
+        help="runs at a time, with --policy (default: %(default)s: the recorded policy and the other one)",
+    )
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     parser.add_argument("--progress", action="store_true", help="a line of JSON on stderr for each percent done")
     found = parser.parse_args(arguments)
@@ -164,7 +173,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             text = _told(result)
         else:
             policy = starting_policy(found.policy, gpu_classes())
-            result = what_if(files, policy, draws=found.draws, seconds=found.seconds, progress=bar.show)
+            limits = {"draws": found.draws, "seconds": found.seconds, "processes": found.processes}
+            result = what_if(files, policy, **limits, progress=bar.show)
             text = comparison(result)
     except Diverged as error:
         bar.clear()
@@ -174,7 +184,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             result[side] = None if record is None else record._asdict()
         sys.stdout.write(f"{difference}\n" + (json.dumps(result) + "\n" if found.json else ""))
         return DIVERGED
-    except (LogError, ConfigError) as error:
+    except (LogError, ConfigError, RunLost) as error:
         bar.clear()
         say(f"gpu_worker.replay: {error}")
         return UNUSABLE

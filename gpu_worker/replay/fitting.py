@@ -40,6 +40,11 @@ def load_of(plan: StepPlan) -> Load:
     return Load(1, prefill, context, len(plan.decodes), attended, len(plan.swap_out) + len(plan.swap_in))
 
 
+def decodes_load(num_rows: int, num_attended: int) -> Load:
+    """Of a step in which everybody decodes."""
+    return Load(1, 0, 0, num_rows, num_attended, 0)
+
+
 class StepModel:
     """Predicted lengths, from a least-squares fit of relative errors: sum of (predicted / measured - 1) squared.
 
@@ -63,13 +68,12 @@ class StepModel:
     def observe(self, load: Load, duration_us: int) -> None:
         if duration_us <= 0:
             return
-        row = [part / duration_us for part in load]
-        for i, part in enumerate(row):
-            if part:
-                self._sums[i] += part
-                products = self._products[i]
-                for j, other in enumerate(row):
-                    products[j] += part * other
+        row = [(i, part / duration_us) for i, part in enumerate(load) if part]
+        for i, part in row:
+            self._sums[i] += part
+            products = self._products[i]
+            for j, other in row:
+                products[j] += part * other
 
     def fit(self) -> None:
         """Solve for what was observed; parts that come out below 0 are 0, and the rest is solved again."""
@@ -95,7 +99,10 @@ class StepModel:
         return _solved(matrix)
 
     def predict_us(self, load: Load) -> float:
-        return sum(part * each for part, each in zip(load, self.microseconds, strict=True))
+        steps, prefill, context, decodes, attended, copies = load
+        base_us, prefill_us, context_us, decode_us, attended_us, copy_us = self.microseconds
+        work_us = steps * base_us + prefill * prefill_us + context * context_us + decodes * decode_us
+        return work_us + attended * attended_us + copies * copy_us
 
 
 def _solved(matrix: list[list[float]]) -> list[float]:

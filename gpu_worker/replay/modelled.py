@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gpu_worker.replay.fitting import Weather, load_of
+from gpu_worker.replay.fitting import Load, Weather, decodes_load, load_of
 from gpu_worker.replay.reality import Reality
 from gpu_worker.replay.record_log import Boot, Policy, Submitted
 from gpu_worker.replay.rerun import request_of, tell
-from gpu_worker.replay.tally import Tally
+from gpu_worker.replay.tally import Stretch, Tally
 from scheduler_engine.plan import StepPlan, StepResult
 from scheduler_engine.policy import PolicySnapshot
+from scheduler_engine.quiet import QuietSteps
 from scheduler_engine.request import RequestId
 from scheduler_engine.scheduler import Scheduler
 
@@ -32,6 +33,7 @@ class ModelledRun:
         self.tally = Tally()
         self.num_assumed = 0  # requests whose length had to be assumed
         self._engine = engine
+        self._quiet = QuietSteps(engine, keeps_digest=False)
         if policy is not None:
             self._engine.set_policy(policy)
         self._inputs = [each for each in reality.inputs if policy is None or not isinstance(each.entry, Policy)]
@@ -72,9 +74,38 @@ class ModelledRun:
             self._now_us += self._between_us if not plan.is_empty else 0
             if plan.is_empty and not (events.rejected or events.finished):
                 self._sleep(plan.wake_at_us, until_us)
+            self._decode_on(until_us)
             num_turns += 1
             if num_turns % _REPORT_STEPS == 0:
                 show((self._now_us - self._began_us) / span_us)
+
+    def _decode_on(self, until_us: int) -> None:
+        """Steps in which everybody only decodes on, as they would be one by one."""
+        decodes = self._quiet.begin()
+        if decodes is None:
+            return
+        lengths, num_rows, num_attended = self._lengths, len(decodes), decodes.num_attended
+        outputs = zip(decodes.request_ids, decodes.num_outputs, strict=True)
+        most = min([lengths.get(request_id, _ENDLESS) - num for request_id, num in outputs]) - 1
+        num_steps = busy_us = applied_us = 0
+        planned_us, first_us = self._now_us, 0
+        while num_steps < most and self._now_us < until_us:
+            self._hear()
+            if not self._quiet.plan(self._now_us):
+                break
+            duration_us = self._duration_us(decodes_load(num_rows, num_attended))
+            applied_us = self._now_us + duration_us + self._within_us
+            self._quiet.apply(duration_us, applied_us)
+            first_us = first_us or applied_us
+            self._now_us = applied_us + self._between_us
+            num_attended += num_rows
+            num_steps += 1
+            busy_us += duration_us
+        if num_steps:
+            self.tally.decoded(Stretch(decodes.request_ids, num_steps, busy_us, planned_us, first_us, applied_us))
+
+    def _duration_us(self, load: Load) -> int:
+        return max(1, round(self._model.predict_us(load) * self._weather.at(self._now_us)))
 
     def _hear(self) -> None:
         inputs = self._inputs
@@ -98,10 +129,9 @@ class ModelledRun:
         outputs += [(chunk.request_id, len(chunk.output_ids)) for chunk in plan.chunks if chunk.samples]
         stopped = [request_id for request_id, num in outputs if num + 1 >= lengths.get(request_id, _ENDLESS)]
         sampled = [0] * len(plan.decodes) + [0 if chunk.samples else -1 for chunk in plan.chunks]
-        duration_us = self._model.predict_us(load_of(plan)) * self._weather.at(self._now_us)
         return StepResult(
             step=plan.step,
-            duration_us=max(1, round(duration_us)),
+            duration_us=self._duration_us(load_of(plan)),
             sampled_token_ids=sampled,
             stopped=frozenset(stopped),
             completed_copies=self._copied(plan),

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpu_worker.replay.fitting import Load, StepModel, Weather, load_of
+from gpu_worker.replay.fitting import Load, StepModel, Weather, decodes_load, load_of
 from gpu_worker.replay.record_log import Boot, Cancelled, Closed, Entry, Input, Stepped, Submitted
 from gpu_worker.replay.rerun import Listener, request_of, result_of
-from gpu_worker.replay.tally import Tally
+from gpu_worker.replay.tally import Stretch, Tally
 from scheduler_engine.cost import CostConstants
 from scheduler_engine.events import StepEvents
-from scheduler_engine.plan import StepPlan, StepResult
+from scheduler_engine.plan import DecodeColumns, StepPlan, StepResult
 from scheduler_engine.policy import PriorityClass
 from scheduler_engine.scheduler import Scheduler
 
@@ -37,6 +38,7 @@ class Reality(Listener):
         self.model = StepModel(cost, bytes_per_block)
         self.loads: list[Load] = []
         self.durations_us: list[int] = []
+        self.ratios: list[float] = []  # of what steps lasted to what the model predicts
         self.began_us: list[int] = []
         self.within_us = self.between_us = 0  # sums of the loop's own time in a step, and from one to the next
         self._last: tuple[int, bool] = (0, False)
@@ -58,9 +60,11 @@ class Reality(Listener):
 
     def planned(self, plan: StepPlan, entry: Stepped) -> None:
         self._result = result_of(plan, entry)
-        if plan.is_empty:
-            return
-        load = load_of(plan)
+        if not plan.is_empty:
+            self._measure(load_of(plan), entry)
+
+    def _measure(self, load: Load, entry: Stepped) -> None:
+        """A step that was not empty."""
         self.loads.append(load)
         self.durations_us.append(entry.duration_us)
         self.began_us.append(entry.planned_us)
@@ -69,6 +73,7 @@ class Reality(Listener):
         last_us, was_busy = self._last
         if was_busy:
             self.between_us += entry.planned_us - last_us
+        self._last = (entry.applied_us, True)
 
     def applied(self, plan: StepPlan, events: StepEvents, entry: Stepped, engine: Scheduler) -> None:
         self._now_us = entry.applied_us
@@ -76,15 +81,29 @@ class Reality(Listener):
         if self._result is not None:
             self.tally.stepped(plan, self._result, events, engine, entry.planned_us, entry.applied_us)
 
-    def weather(self, draw: int) -> Weather:
-        return Weather(self.began_us, self._ratios, draw)
+    def decoded(self, decodes: DecodeColumns, entries: Sequence[Stepped]) -> None:
+        first, last = entries[0], entries[-1]
+        num_rows, num_attended = len(decodes), decodes.num_attended
+        for entry in entries:
+            self._measure(decodes_load(num_rows, num_attended), entry)
+            num_attended += num_rows
+        self._now_us = last.applied_us
+        busy_us = sum([entry.duration_us for entry in entries])
+        times_us = first.planned_us, first.applied_us, last.applied_us
+        self.tally.decoded(Stretch(decodes.request_ids, len(entries), busy_us, *times_us))
 
-    @functools.cached_property
-    def _ratios(self) -> list[float]:
-        return [
+    def close(self) -> None:
+        """The log has been told: what runs that might have been need is made ready, once for all of them."""
+        self.model.fit()
+        self.ratios = [
             duration_us / max(1.0, self.model.predict_us(load))
             for load, duration_us in zip(self.loads, self.durations_us, strict=True)
         ]
+        self.loads.clear()
+        self.durations_us.clear()
+
+    def weather(self, draw: int) -> Weather:
+        return Weather(self.began_us, self.ratios, draw)
 
     @functools.cached_property
     def typical_lengths(self) -> dict[tuple[PriorityClass, str], int]:

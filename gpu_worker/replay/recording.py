@@ -202,7 +202,7 @@ class Recording:
                 self._planned_us,
                 now_us,
                 result.duration_us,
-                bytes.fromhex(self._engine.digest)[:LINK_BYTES],
+                self._engine.digest_bytes[:LINK_BYTES],
                 self._engine.step_records,
                 _stopped_rows(plan, events),
                 _failed_rows(plan, result),
@@ -279,8 +279,18 @@ class Recorder:
     ``may_wait``: the engine is held up by a slow disk rather than the recording given up; for clocks that are not real.
     """
 
-    def __init__(self, folder: Path, limit_bytes: int, *, worker_id: str, model: str, may_wait: bool = False) -> None:
-        self._writer = LogWriter(folder, limit_bytes, may_wait=may_wait)
+    def __init__(
+        self,
+        folder: Path,
+        limit_bytes: int,
+        *,
+        worker_id: str,
+        model: str,
+        may_wait: bool = False,
+        unix_s: Callable[[], float] = time.time,
+    ) -> None:
+        self._writer = LogWriter(folder, limit_bytes, unix_s, may_wait=may_wait)
+        self._unix_s = unix_s
         self._most_file_bytes = limit_bytes // 4
         self._worker_id = worker_id
         self._model = model
@@ -293,7 +303,13 @@ class Recorder:
         self._close_engine()
         origin = Origin(worker_id=self._worker_id, epoch=epoch, model=self._model)
         self._engine = RecordingScheduler(
-            config, policy, cost, origin=origin, writer=self._writer, most_file_bytes=self._most_file_bytes
+            config,
+            policy,
+            cost,
+            origin=origin,
+            writer=self._writer,
+            most_file_bytes=self._most_file_bytes,
+            unix_s=self._unix_s,
         )
         return self._engine
 
@@ -308,12 +324,14 @@ class Recorder:
 
 
 @contextlib.contextmanager
-def recorded_engine(folder: Path | None, name: str) -> Iterator[Callable[..., Scheduler]]:
+def recorded_engine(
+    folder: Path | None, name: str, unix_s: Callable[[], float] = time.time
+) -> Iterator[Callable[..., Scheduler]]:
     """What makes a simulation's engine: one that records to the folder, without a bound, or a plain one for None."""
     if folder is None:
         yield Scheduler
         return
-    recorder = Recorder(folder, _NO_LIMIT, worker_id="simulated", model=name, may_wait=True)
+    recorder = Recorder(folder, _NO_LIMIT, worker_id="simulated", model=name, may_wait=True, unix_s=unix_s)
     try:
         yield functools.partial(recorder.scheduler, epoch=1)
     finally:

@@ -32,8 +32,9 @@ from scheduler_engine.config import EngineConfig
 from scheduler_engine.cost import CostConstants
 from scheduler_engine.errors import EngineError, PolicyError
 from scheduler_engine.events import StepEvents
-from scheduler_engine.plan import RowFailure, StepPlan, StepResult
+from scheduler_engine.plan import DecodeColumns, RowFailure, StepPlan, StepResult
 from scheduler_engine.policy import PolicySnapshot, PriorityClass, snapshot_from_dict
+from scheduler_engine.quiet import QuietSteps
 from scheduler_engine.record import DecisionRecord, unpack_all
 from scheduler_engine.request import Request, RequestId
 from scheduler_engine.scheduler import Scheduler
@@ -71,10 +72,13 @@ class Listener:
         """An input or a Boot, before it is told to the engine."""
 
     def planned(self, plan: StepPlan, entry: Stepped) -> None:
-        """Before the result is applied: rows are live views."""
+        """Before the result is applied: rows are live views. Of a step in which something may be decided."""
 
     def applied(self, plan: StepPlan, events: StepEvents, entry: Stepped, engine: Scheduler) -> None:
         """After it."""
+
+    def decoded(self, decodes: DecodeColumns, entries: Sequence[Stepped]) -> None:
+        """After steps in which these rows, as they were before the first one, each got one more token, and no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +111,15 @@ def replay(files: Sequence[LogFile], listener: Listener | None = None, progress:
         raise LogError(f"{files[0].path} does not begin with what the engine was made of")
     engine = engine_of(boot, files[0])
     listener.told(boot, engine)
-    num_steps, is_closed = boot.step, False
+    steps = _Steps(engine, listener, boot.step)
+    is_closed = False
     for entry in entries:
         if isinstance(entry, Stepped):
             is_closed = False
-            _step(engine, entry, num_steps, listener)
-            num_steps += 1
-        elif isinstance(entry, Boot | Closed):
+            steps.tell(entry)
+            continue
+        num_steps = steps.close()
+        if isinstance(entry, Boot | Closed):
             if isinstance(entry, Boot) and not is_closed:
                 raise LogError(f"{files[0].path} or what follows it begins anew before it was closed")
             is_closed = isinstance(entry, Closed)
@@ -125,7 +131,7 @@ def replay(files: Sequence[LogFile], listener: Listener | None = None, progress:
         else:
             listener.told(entry, engine)
             tell(engine, entry)
-    return Replayed(num_steps, engine.digest, engine, files[-1].is_cut or not is_closed)
+    return Replayed(steps.close(), engine.digest, engine, files[-1].is_cut or not is_closed)
 
 
 def engine_of(boot: Boot, file: LogFile) -> Scheduler:
@@ -187,20 +193,57 @@ def tell(engine: Scheduler, entry: Input) -> None:
             assert_never(entry)
 
 
-def _step(engine: Scheduler, entry: Stepped, step: int, listener: Listener) -> None:
-    plan = engine.plan_step(entry.planned_us)
-    listener.planned(plan, entry)
-    try:
-        events = engine.apply_step(result_of(plan, entry), entry.applied_us)
-    except (EngineError, IndexError) as error:
-        reason = f"the recorded result does not fit the plan: {error}"
-        raise Diverged(Difference(step, reason, *_first_different(entry.records, b""))) from error
-    if engine.step_records != entry.records:
-        pair = _first_different(entry.records, engine.step_records)
-        raise Diverged(Difference(step, "a decision is another", *pair))
-    if bytes.fromhex(engine.digest)[:LINK_BYTES] != entry.link:
-        raise Diverged(Difference(step, "decisions are the same, and the plan is another", None, None))
-    listener.applied(plan, events, entry, engine)
+class _Steps:
+    """Recorded steps, told to the engine one after the other: quiet ones in stretches."""
+
+    def __init__(self, engine: Scheduler, listener: Listener, step: int) -> None:
+        self._engine = engine
+        self._listener = listener
+        self._step = step
+        self._quiet = QuietSteps(engine)
+        self._decodes: DecodeColumns | None = None  # of the stretch under way
+        self._stretch: list[Stepped] = []
+
+    def tell(self, entry: Stepped) -> None:
+        """Raises Diverged."""
+        is_plain = not (entry.records or entry.stopped_rows or entry.failed_rows or entry.completed_copies)
+        if is_plain and self._decodes is None:
+            self._decodes = self._quiet.begin()
+        if is_plain and self._decodes is not None and self._quiet.plan(entry.planned_us):
+            self._quiet.apply(entry.duration_us, entry.applied_us)
+            self._stretch.append(entry)
+            self._check_plan(entry)
+        else:
+            self.close()
+            self._decide(entry)
+        self._step += 1
+
+    def close(self) -> int:
+        """The stretch under way is over; returns how many steps were told."""
+        if self._decodes is not None and self._stretch:
+            self._listener.decoded(self._decodes, self._stretch)
+            self._stretch = []
+        self._decodes = None
+        return self._step
+
+    def _decide(self, entry: Stepped) -> None:
+        engine, step = self._engine, self._step
+        plan = engine.plan_step(entry.planned_us)
+        self._listener.planned(plan, entry)
+        try:
+            events = engine.apply_step(result_of(plan, entry), entry.applied_us)
+        except (EngineError, IndexError) as error:
+            reason = f"the recorded result does not fit the plan: {error}"
+            raise Diverged(Difference(step, reason, *_first_different(entry.records, b""))) from error
+        if engine.step_records != entry.records:
+            pair = _first_different(entry.records, engine.step_records)
+            raise Diverged(Difference(step, "a decision is another", *pair))
+        self._check_plan(entry)
+        self._listener.applied(plan, events, entry, engine)
+
+    def _check_plan(self, entry: Stepped) -> None:
+        if self._engine.digest_bytes[:LINK_BYTES] != entry.link:
+            raise Diverged(Difference(self._step, "decisions are the same, and the plan is another", None, None))
 
 
 def result_of(plan: StepPlan, entry: Stepped) -> StepResult:

@@ -6,8 +6,9 @@ Knows requests, plans and events, of a recorded run or of one that might have be
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpu_worker.simulation.watch import FairnessGap
 from scheduler_engine.events import FinishReason, Resource, StepEvents
@@ -40,6 +41,19 @@ class _Seen:
         self.arrival_us = arrival_us
         self.rows = rows
         self.has_first_token = False
+
+
+class Stretch(NamedTuple):
+    """Steps one after the other, each of which gave each of these one token. ``planned_us`` and ``first_us``: when the
+    first was planned and applied, ``last_us``: when the last was applied.
+    """
+
+    request_ids: Sequence[RequestId]
+    num_steps: int
+    busy_us: int
+    planned_us: int
+    first_us: int
+    last_us: int
 
 
 class Tally:
@@ -78,7 +92,7 @@ class Tally:
         if not (plan.is_empty or self.is_over):
             self.num_steps += 1
             self.busy_us += result.duration_us
-        self._take_tokens(events, now_us)
+        self._take(events.tokens.request_ids, 1, now_us)
         for preempted in events.preempted:
             self._preempted(preempted.request_id, preempted.lever.value, preempted.resource)
         for rejected in events.rejected:
@@ -95,15 +109,26 @@ class Tally:
                 row.ended_otherwise += not is_own_end
         self._gap.look(engine)
 
-    def _take_tokens(self, events: StepEvents, now_us: int) -> None:
-        seen = self._seen
-        for request_id in events.tokens.request_ids:
+    def decoded(self, stretch: Stretch) -> None:
+        """After it, while nobody waited."""
+        self._begin(stretch.planned_us)
+        if not self.is_over:
+            self.ended_us = stretch.last_us
+            self.num_steps += stretch.num_steps
+            self.busy_us += stretch.busy_us
+        self._take(stretch.request_ids, stretch.num_steps, stretch.first_us)
+        self._gap.look_at_nobody(stretch.num_steps)
+
+    def _take(self, request_ids: Sequence[RequestId], num_tokens: int, now_us: int) -> None:
+        """So many for each of them, the first at this moment."""
+        seen, counted = self._seen, 0 if self.is_over else num_tokens
+        for request_id in request_ids:
             found = seen.get(request_id)
             if found is None:
                 continue
             of_class, of_tenant = found.rows
-            of_class.tokens += not self.is_over
-            of_tenant.tokens += not self.is_over
+            of_class.tokens += counted
+            of_tenant.tokens += counted
             if not found.has_first_token:
                 found.has_first_token = True
                 of_class.ttft_us.append(now_us - found.arrival_us)

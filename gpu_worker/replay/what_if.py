@@ -8,16 +8,18 @@ recorded policy, run with the model, against what happened; and how far draws of
 from __future__ import annotations
 
 import functools
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpu_worker.replay.fitting import Load
 from gpu_worker.replay.modelled import ModelledRun
 from gpu_worker.replay.reality import Reality
-from gpu_worker.replay.record_log import LogFile, log_files
+from gpu_worker.replay.record_log import Boot, LogFile, log_files
 from gpu_worker.replay.rerun import engine_of, replay
+from gpu_worker.replay.side_by_side import Run, Show, side_by_side
 from gpu_worker.replay.spread import middle
 from scheduler_engine.cost import CostConstants
 from scheduler_engine.policy import PolicySnapshot, snapshot_to_dict
@@ -37,6 +39,7 @@ def what_if(
     *,
     draws: int = DRAWS,
     seconds: float | None = None,
+    processes: int = 1,
     progress: Progress = lambda doing, done: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
@@ -46,52 +49,108 @@ def what_if(
 
     ``model`` and ``what_if`` are medians over ``draws`` of the noise of the steps, the same for both, with the least
     and the most of them as ``spread``. No draw but the first is begun after ``seconds``. Without a policy there is no
-    ``what_if``: only the error is asked for.
+    ``what_if``: only the error is asked for. With ``processes`` so many of these runs are made at a time; what comes
+    out is the same.
 
     Raises LogError for a log that cannot be used, Diverged where this engine does not decide as the log's did, Stopped
     once ``should_stop`` says so (asked with every report of progress).
     """
     began_s = time.monotonic()
     policies = [None] if policy is None else [None, policy]
-    num_runs, num_done = 1 + draws * len(policies), 0
-
-    def show(doing: str, done: float) -> None:
-        if should_stop():
-            raise Stopped
-        progress(doing, (num_done + min(1.0, done)) / num_runs)
-
+    bar = _Bar(policies, draws, seconds, processes, progress, should_stop)
     files = log_files(log) if isinstance(log, Path) else log
     boot = files[0].boot()
     reality = Reality(CostConstants(**boot.cost), int(boot.config["bytes_per_block"]))
-    replay(files, reality, lambda done, total: show("replaying what happened", done / max(1, total)))
-    reality.model.fit()
-    at_the_end: list[dict[str, Any]] = []
-    reports: list[list[dict[str, Any]]] = [[] for _ in policies]
-    for draw in range(draws):
-        if draw and seconds is not None and time.monotonic() - began_s > seconds:
-            break
-        for each, found in zip(policies, reports, strict=True):
-            num_done += 1
-            doing = "the same policy with modelled step times" if each is None else "the other policy"
-            run = ModelledRun(boot, engine_of(boot, files[0]), reality, each, reality.weather(draw))
-            run.run(functools.partial(show, doing))
-            if each is None:
-                at_the_end.append(run.tally.report())
-            found.append(run.run_on().report())
+    replay(files, reality, lambda done, total: bar.show_log(done / max(1, total)))
+    reality.close()
+    bar.begin_draws()
+
+    def runs() -> Iterator[Run]:
+        for draw in range(draws):
+            if draw and seconds is not None and time.monotonic() - began_s > seconds:
+                return
+            for each in policies:
+                yield functools.partial(_modelled, boot, files[0], reality, each, draw)
+
+    found: list[_Found] = side_by_side(runs(), processes, bar.show_run)
     progress("done", 1.0)
     happened = reality.tally.report()
+    models, others = found[:: len(policies)], found[len(policies) - 1 :: len(policies)]
     return {
         "log": [str(file.path) for file in files],
         "policy": None if policy is None else snapshot_to_dict(policy),
         "seconds": reality.tally.span_us // 1_000_000,
-        "draws": len(at_the_end),
+        "steps": reality.tally.num_steps,
+        "draws": len(models),
         "happened": happened,
-        "model": middle(reports[0]),
-        "what_if": None if policy is None else middle(reports[-1]),
-        "error_percent": _errors(happened, middle(at_the_end)),
-        "assumed_lengths": run.num_assumed,
+        "model": middle([each.report for each in models]),
+        "what_if": None if policy is None else middle([each.report for each in others]),
+        "error_percent": _errors(happened, middle([each.at_the_end for each in models])),
+        "assumed_lengths": found[-1].num_assumed,
         "step_model_us": dict(zip(Load._fields, (round(us, 6) for us in reality.model.microseconds), strict=True)),
     }
+
+
+class _Found(NamedTuple):
+    """One run that might have been: when the log ends, and when nobody is left."""
+
+    at_the_end: dict[str, Any]
+    report: dict[str, Any]
+    num_assumed: int
+
+
+def _modelled(
+    boot: Boot, file: LogFile, reality: Reality, policy: PolicySnapshot | None, draw: int, show: Show
+) -> _Found:
+    run = ModelledRun(boot, engine_of(boot, file), reality, policy, reality.weather(draw))
+    at_the_end = run.run(show).report()
+    return _Found(at_the_end, run.run_on().report(), run.num_assumed)
+
+
+class _Bar:
+    """How much of all is done. Always: a run is taken to last as long as the first, and no draw to be begun too late;
+    what is shown never falls.
+    """
+
+    def __init__(
+        self,
+        policies: Sequence[PolicySnapshot | None],
+        draws: int,
+        seconds: float | None,
+        processes: int,
+        progress: Progress,
+        should_stop: Callable[[], bool],
+    ) -> None:
+        self._policies = policies
+        self._draws, self._seconds = draws, seconds
+        self._lasts = len(policies) / min(processes, len(policies))  # a draw, in times the first run
+        self._progress = progress
+        self._should_stop = should_stop
+        self._began_s = time.monotonic()
+        self._log_share = 1 / (1 + self._lasts)
+        self._num_draws = 1
+        self._done: dict[int, float] = {}
+
+    def show_log(self, done: float) -> None:
+        self._show("replaying what happened", self._log_share * min(1.0, done))
+
+    def begin_draws(self) -> None:
+        """What happened is known, and how long that took."""
+        first_s = max(1e-3, time.monotonic() - self._began_s)
+        left_s = first_s * self._lasts * self._draws if self._seconds is None else self._seconds - first_s
+        self._num_draws = max(1, min(self._draws, math.ceil(left_s / (first_s * self._lasts))))
+
+    def show_run(self, number: int, done: float) -> None:
+        self._done[number] = min(1.0, done)
+        share = sum(self._done.values()) / (len(self._policies) * self._num_draws)
+        both = "" if len(self._policies) == 1 else " and under the other one"
+        doing = f"the same traffic on the model, under the same policy{both}"
+        self._show(doing, self._log_share + (1 - self._log_share) * min(1.0, share))
+
+    def _show(self, doing: str, done: float) -> None:
+        if self._should_stop():
+            raise Stopped
+        self._progress(doing, done)
 
 
 def _errors(happened: dict[str, Any], model: dict[str, Any]) -> dict[str, dict[str, float | None]]:

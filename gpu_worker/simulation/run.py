@@ -63,12 +63,13 @@ class Simulation:
         seed: int = 0,
         with_viewer: bool = False,
         make_engine: EngineMaker = Scheduler,
+        clock: VirtualClock | None = None,
     ) -> None:
         self._device = device
         self._policy = policy or PolicySnapshot(version=0, classes=device.classes)
         self.clients = Clients(arrivals, self._policy.classes)
         self._num_arrivals = len(arrivals)
-        self._clock = VirtualClock()
+        self._clock = clock or VirtualClock()
         self._hub = MemoryHub(self._clock.now_us, max_stream_length=10_000_000)
         self._worker_bus, self._gateway_bus = self._hub.worker(WORKER_ID), self._hub.gateway(GATEWAY_ID)
         self._telemetry = Telemetry()

@@ -150,3 +150,10 @@ class FairnessGap:
                 least_us, most_us = before.get((one, other), (apart_us, apart_us))
                 drifts[one, other] = least_us, most_us = min(least_us, apart_us), max(most_us, apart_us)
                 self.largest_us[priority_class] = max(self.largest_us[priority_class], most_us - least_us)
+
+    def look_at_nobody(self, num_looks: int) -> None:
+        """As so many looks while nobody waits."""
+        for priority_class, drifts in self._drifts.items():
+            if num_looks > self._skip[priority_class]:
+                drifts.clear()
+            self._skip[priority_class] = max(0, self._skip[priority_class] - num_looks)

@@ -77,7 +77,7 @@ def test_an_operator_sees_the_worker_and_saves_a_quota_after_its_preview(page: P
     page.get_by_label("Nova default: weight").fill("3")
     page.get_by_role("button", name="See what this does").click()
     expect(page.get_by_role("row", name=re.compile("Nova, default weight"))).to_be_visible()
-    page.get_by_role("button", name="Replay it").click()
+    page.get_by_role("button", name="Replay the hour").click()
     expect(page.get_by_role("cell", name="this edit").first).to_be_visible(timeout=REPLAY_LIMIT_MS)
     page.get_by_label("Why", exact=True).fill("they pay more")
     page.get_by_role("button", name="Put it in force").click()

@@ -15,6 +15,7 @@ import pytest
 from gateway.console.templatetags.desk import replay_rows
 from gateway.desk import preview
 from gateway.desk.preview import Previews
+from gateway.desk.replaying import FEW_MINUTES
 from scheduler_engine.policy import PolicySnapshot, gpu_classes, snapshot_to_dict
 from tests.gateway.desk_world import document
 
@@ -83,14 +84,14 @@ def test_a_stopped_preview_stays_stopped(previews: Previews, recorded_story: Any
     assert settled(previews, "draft").state == "stopped"
 
 
-def test_a_replay_that_was_stopped_can_be_asked_for_again_and_of_more(
+def test_a_replay_that_was_stopped_can_be_asked_for_again_and_of_less(
     previews: Previews, recorded_story: Any, settings: Any
 ) -> None:
     settings.RUBATO_RECORDED_DIR = str(recorded_story.folder)
     previews.start("draft", recorded_story.policy)
     previews.stop("draft")
-    again = previews.start("draft", recorded_story.policy, preview.HOUR)
-    assert (again.state, again.minutes) == ("running", 60)
+    again = previews.start("draft", recorded_story.policy, FEW_MINUTES)
+    assert (again.state, again.minutes) == ("running", 5)
     found = settled(previews, "draft")
     assert (found.state, found.run) == ("done", again.run)
 
@@ -98,5 +99,5 @@ def test_a_replay_that_was_stopped_can_be_asked_for_again_and_of_more(
 def test_one_that_runs_is_not_begun_twice(previews: Previews, recorded_story: Any, settings: Any) -> None:
     settings.RUBATO_RECORDED_DIR = str(recorded_story.folder)
     first = previews.start("draft", recorded_story.policy)
-    assert previews.start("draft", recorded_story.policy, preview.HOUR).run == first.run
+    assert previews.start("draft", recorded_story.policy, FEW_MINUTES).run == first.run
     assert settled(previews, "draft").state == "done"

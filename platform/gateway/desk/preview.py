@@ -5,9 +5,10 @@ Its state is kept in Redis, so that any gateway can show it. Refuses to compute 
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import subprocess
-import sys
 import tempfile
 import threading
 import uuid
@@ -19,6 +20,7 @@ from typing import Any
 from django.conf import settings
 from redis.exceptions import RedisError
 
+from gateway.desk.replaying import HOUR, NICE, command
 from tenants.policy_changes import Document
 from wire.redis_bus import connect
 from wire.redis_keys import Keys
@@ -26,8 +28,6 @@ from wire.redis_keys import Keys
 KEPT_S = 3_600
 SILENT_S = 120  # without a word for so long, whoever ran it is gone
 LIMIT_S = 1_800
-FEW_MINUTES, HOUR = 5, 60  # of traffic: an answer while one waits, and one that takes minutes on a busy platform
-DRAWS_S = {FEW_MINUTES: 12, HOUR: 40}  # after so long no further draw of the noise is begun: each takes like the first
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Preview:
 
     state: str
     run: str = ""
-    minutes: int = FEW_MINUTES
+    minutes: int = HOUR
     percent: int = 0
     doing: str = ""
     result: dict[str, Any] | None = None
@@ -59,7 +59,7 @@ class Previews:
             return Preview("failed", doing="Redis does not answer")
         return Preview(**json.loads(held)) if isinstance(held, bytes) else None
 
-    def start(self, draft_id: str, document: Document, minutes: int = FEW_MINUTES) -> Preview:
+    def start(self, draft_id: str, document: Document, minutes: int = HOUR) -> Preview:
         """The one that runs already, or a new one of the last so many minutes."""
         found = self.find(draft_id)
         if found is not None and found.state == "running":
@@ -94,16 +94,16 @@ class Previews:
         with tempfile.TemporaryDirectory() as scratch:
             policy = Path(scratch) / "policy.json"
             policy.write_text(json.dumps(document), encoding="utf-8")
-            command = [sys.executable, "-m", "gpu_worker.replay", str(folder), "--policy", str(policy)]
             with (Path(scratch) / "out").open("w+", encoding="utf-8") as out:  # a pipe that nobody reads would fill
-                span = [f"--minutes={mine.minutes}", f"--seconds={DRAWS_S[mine.minutes]}"]
                 process = subprocess.Popen(
-                    [*command, *span, "--json", "--progress"],
+                    command(folder, policy, mine.minutes),
                     cwd=settings.BASE_DIR,
                     stdout=out,
                     stderr=subprocess.PIPE,
                     text=True,
                 )
+                with contextlib.suppress(ProcessLookupError):  # it may have ended already
+                    os.setpriority(os.PRIO_PROCESS, process.pid, NICE)
                 last = self._watched(draft_id, mine, process)
                 out.seek(0)
                 said = out.read()

@@ -23,8 +23,8 @@ from django.views.decorators.http import require_POST
 from gateway.desk import forms
 from gateway.desk.door_preview import Refused, in_force, refused, without_effect
 from gateway.desk.last_hour import calls_before
-from gateway.desk.preview import HOUR as HOUR_MINUTES
 from gateway.desk.preview import Previews
+from gateway.desk.replaying import FEW_MINUTES
 from tenants import audit, proposals, selectors, services
 from tenants.models import PolicyProposal, PolicyVersion, PriorityClass, QuotaPolicy, Tenant
 from tenants.policy_changes import Change, Document, diff, places
@@ -121,8 +121,8 @@ def preview(request: HttpRequest, proposal_id: uuid.UUID) -> HttpResponse:
         match request.POST.get("action"):
             case "stop":
                 previews.stop(str(found.id))
-            case "hour":
-                previews.start(str(found.id), found.document, HOUR_MINUTES)
+            case "few":
+                previews.start(str(found.id), found.document, FEW_MINUTES)
             case _:
                 previews.start(str(found.id), found.document)
     if "HX-Request" not in request.headers:

@@ -31,11 +31,20 @@ TENANTS = ("Aurora", "Bulk", "Nova")
 class RandomRun:
     """Arrivals, cancels, failures, stops, slow copies and noisy steps. Always: the same seed gives the same calls."""
 
-    def __init__(self, engine: Scheduler, seed: int, *, noise_percent: int = 20, with_stops: bool = True) -> None:
+    def __init__(
+        self,
+        engine: Scheduler,
+        seed: int,
+        *,
+        noise_percent: int = 20,
+        with_stops: bool = True,
+        arrivals_percent: float = 6,
+    ) -> None:
         self.engine = engine
         self.now_us = 1_000_000
         self._random = random.Random(seed)
         self._noise_percent = noise_percent
+        self._arrivals = arrivals_percent / 100  # a step, and as often another one after each
         self._stop_token_ids = (7,) if with_stops else ()
         self._num_requests = self._num_answer_blocks = 0
         self._open: list[RequestId] = []
@@ -50,7 +59,7 @@ class RandomRun:
 
     def _arrive(self) -> None:
         rng = self._random
-        while rng.random() < 0.06:
+        while rng.random() < self._arrivals:
             self._num_requests += 1
             prompt_len = rng.randint(1, 400)
             request = Request(
