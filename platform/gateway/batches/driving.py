@@ -24,7 +24,7 @@ from gateway.batches.fates import Answered, AnswerLost, EndedFree, Fates, NeverS
 from gateway.batches.leases import Lease, OpenLine
 from gateway.batches.recording import Recorder, patiently
 from gateway.batches.storage import ContentLost, Storage
-from gateway.batches.verdicts import Again, Done, Stop, answer_of, stop_error, verdict
+from gateway.batches.verdicts import Again, Done, answer_of, not_granted, stop_error, verdict
 from gateway.batches.window import Window
 from gateway.database_threads import DatabaseThreads
 from gateway.runtime import Runtime
@@ -33,7 +33,7 @@ from wire.bus import BusError, FinishedOutput
 
 log = logging.getLogger(__name__)
 CLAIM = 64  # lines at a time
-RENEW_S = 1.0  # also how soon a cancel, a revoked key and the end of the window are seen
+RENEW_S = 1.0  # also how soon a cancel, a revoked key, a class taken away and the end of the window are seen
 STOP_S = 0.5  # between two cancels of what does not stop
 MAX_OPEN = 512  # lines of one batch that run, wait for a place, or wait to be asked again
 LOOK_S = 0.25  # between two looks at an operation that goes on elsewhere
@@ -117,10 +117,11 @@ class Drive:
         return ending
 
     async def _watch(self) -> None:
-        """Keeps the lease; sees that the batch is cancelled, late, fenced, or without a key."""
+        """Keeps the lease; sees that the batch is cancelled, late, fenced, without a key or without its class."""
         while not self._ending.done():
             try:
                 status = await patiently(self._means.threads, partial(leases.renew, self._lease))
+                has_class = await patiently(self._means.threads, partial(leases.has_class, self._lease.tenant_id))
             except leases.Fenced as fenced:
                 self._break(fenced)
                 return
@@ -131,6 +132,8 @@ class Drive:
             elif not await self._key_is_open():
                 message = "The API key in whose name the batch ran was revoked or has expired."
                 self._end(Ending("failed", stop_error("invalid_api_key", message)))
+            elif not has_class:
+                self._end(Ending("failed", not_granted()))
             else:
                 await asyncio.sleep(RENEW_S)
 
@@ -215,9 +218,6 @@ class Drive:
                         window.pause(tenant_id, wait_s)
                         await asyncio.sleep(wait_s)
                         in_doubt = True
-                    case Stop(error=error):
-                        self._end(Ending("failed", error))
-                        await asyncio.Event().wait()  # until it is stopped with all others
         finally:
             if has_place:
                 window.give(tenant_id)

@@ -22,6 +22,7 @@ from billing import services as billing_services
 from billing.models import OPEN, UsageRequest
 from gateway.batches import ids
 from gateway.batches.models import Batch, Line, StoredFile
+from tenants.models import QuotaPolicy
 
 LEASE = timedelta(seconds=15)
 ACTOR = "run_batches"
@@ -112,6 +113,12 @@ def renew(lease: Lease) -> str:
     """Keeps the batch for another while; returns its status, which a cancel changes. Raises Fenced."""
     with _held(lease, leased_until=Now() + LEASE):
         return str(Batch.objects.values_list("status", flat=True).get(id=lease.batch_id))
+
+
+def has_class(tenant_id: UUID) -> bool:
+    """Whether the tenant may run batches: now, or when an operator ends the pause of the class."""
+    cells = QuotaPolicy.objects.filter(tenant_id=tenant_id, priority_class="batch")
+    return cells.filter(Q(allowed=True) | Q(is_paused=True)).exists()
 
 
 def release(lease: Lease) -> None:

@@ -20,13 +20,12 @@ from django.db.models.functions import Now
 from django.utils import timezone
 
 from billing import selectors as billing_selectors
-from gateway.batches import finalising
+from gateway.batches import finalising, leases
 from gateway.batches.models import Batch, Line, StoredFile
 from gateway.batches.storage import ContentLost, Storage
 from gateway.batches.validation import BadFile, GoodLine, Validator
 from gateway.batches.verdicts import not_granted
 from gateway.batches.wishes import FINALISE, VALIDATE, ask_for
-from tenants.models import QuotaPolicy
 
 AT_WORK = ["validating", "in_progress", "finalizing", "cancelling"]
 NO_ROW_S = 3_600.0  # content without a row this long belongs to nobody: an upload takes less
@@ -156,8 +155,8 @@ def _insert(batch: Batch, lines: list[GoodLine]) -> None:
 
 
 def _models(batch: Batch) -> frozenset[str]:
-    """What the tenant may use in the batch class. Raises BadFile where the class is paused or not granted."""
-    if not QuotaPolicy.objects.filter(tenant_id=batch.tenant_id, priority_class="batch", allowed=True).exists():
+    """What the tenant may use in the batch class. Raises BadFile where the class is not granted."""
+    if not leases.has_class(batch.tenant_id):
         raise BadFile([not_granted()])
     prices = billing_selectors.price_list(billing_selectors.current_price_version()).prices
     return frozenset(model for model, label in prices if label == "batch")

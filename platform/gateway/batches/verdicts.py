@@ -1,4 +1,4 @@
-"""What a reply means for its line: written down, asked again later, or the end of the whole batch.
+"""What a reply means for its line: written down, or asked again later.
 
 Knows statuses and codes; refuses to know clocks and workers. Shortness of capacity never fails a line.
 """
@@ -17,6 +17,7 @@ from gateway.batches.leases import Answer
 MAX_FAILURES: Final = 3  # tries that the platform may break before the line is told so
 FAILED_WAIT_S: Final = 1.0
 BUDGET_WAIT_S: Final = 30.0  # a money window turns some time, or somebody raises the cap
+CLASS_WAIT_S: Final = 2.0  # a paused class is resumed some time; where it was taken away, the batch is ended meanwhile
 _NOT_GRANTED: Final = "service_tier_not_granted"
 
 
@@ -32,21 +33,14 @@ class Again:
     wait_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """No line of this batch can be asked any more."""
-
-    error: dict[str, Any]
-
-
-Verdict = Done | Again | Stop
+Verdict = Done | Again
 
 
 def verdict(reply: Reply, num_failures: int) -> Verdict:
     """``num_failures``: how often the platform has broken this line's tries, this one included."""
     code = reply.code
     if code == _NOT_GRANTED:
-        return Stop(not_granted())
+        return Again(CLASS_WAIT_S)
     if reply.is_too_late:
         return Done()
     if code == "insufficient_quota":
@@ -64,8 +58,8 @@ def stop_error(code: str, message: str) -> dict[str, Any]:
 
 
 def not_granted() -> dict[str, Any]:
-    """The class of batches lets nobody of this tenant in."""
-    return stop_error(_NOT_GRANTED, "The batch class is paused or not granted to this tenant.")
+    """No line of this tenant's batches can be asked any more."""
+    return stop_error(_NOT_GRANTED, "The batch class is not granted to this tenant.")
 
 
 class _CachedTokens(Struct):

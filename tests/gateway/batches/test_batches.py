@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import openai
@@ -13,8 +14,9 @@ import pytest
 from django.utils import timezone
 from openai.types import Batch
 
-from billing.models import UsageRequest
+from billing.models import OPEN, UsageRequest
 from gateway.batches import ids
+from gateway.batches.models import Batch as BatchRow
 from gateway.batches.models import Line
 from tenants import selectors, services
 from tenants.models import Project, QuotaPolicy
@@ -217,7 +219,7 @@ def test_a_batch_whose_class_is_taken_away_stops_with_a_clear_error_and_delivers
         change("bulk", allowed=True)
 
 
-def test_a_batch_that_comes_while_its_class_is_paused_is_told_so_and_not_that_its_model_is_unknown(
+def test_a_batch_that_comes_when_its_class_was_taken_away_is_told_so_and_not_that_its_model_is_unknown(
     platform: Platform, owners: Owners
 ) -> None:
     """In the books alone, which is where validation looks."""
@@ -230,7 +232,29 @@ def test_a_batch_that_comes_while_its_class_is_paused_is_told_so_and_not_that_it
     assert failed.errors is not None
     (error,) = failed.errors.data or []
     assert (error.code, error.line) == ("service_tier_not_granted", None)
-    assert error.message == "The batch class is paused or not granted to this tenant."
+    assert error.message == "The batch class is not granted to this tenant."
+
+
+def test_batches_wait_while_an_operator_has_paused_their_class_and_go_on_when_it_is_resumed(
+    platform: Platform, one_at_a_time: None, owners: Owners
+) -> None:
+    begun = create(platform, [request_line(f"line {number}") for number in range(30)])
+    of_begun = Line.objects.filter(batch_id=uuid_of(begun.id), ended_at__isnull=False)
+    until(of_begun.exists)
+    tenant_id = QuotaPolicy.objects.filter(tenant__slug="bulk").values_list("tenant_id", flat=True)[0]
+    switch = partial(services.switch_class, actor="tests", tenant_id=tenant_id, label="batch")
+    switch(is_paused=True)
+    try:
+        come_later = wait(platform, create(platform, [request_line("later")]), "in_progress")
+        until(lambda: BatchRow.objects.get(id=uuid_of(come_later.id)).claimed_up_to == 1)
+        until(lambda: not UsageRequest.objects.filter(tenant_id=tenant_id, state=OPEN).exists())
+        assert of_begun.count() < 30
+    finally:
+        switch(is_paused=False)
+    for batch, num_lines in ((begun, 30), (come_later, 1)):
+        counts = wait(platform, batch, "completed").request_counts
+        assert counts is not None
+        assert (counts.completed, counts.failed) == (num_lines, 0)
 
 
 def test_a_line_that_comes_too_late_by_its_own_word_ends_with_that_refusal(platform: Platform, owners: Owners) -> None:

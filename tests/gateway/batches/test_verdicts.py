@@ -1,11 +1,11 @@
-"""What each refusal means for a line: it waits, it has ended, or its whole batch stops."""
+"""What each refusal means for a line: it waits, or it has ended."""
 
 from __future__ import annotations
 
 import pytest
 
 from gateway.batches.asking_lines import Reply
-from gateway.batches.verdicts import MAX_FAILURES, Again, Done, Stop, verdict
+from gateway.batches.verdicts import MAX_FAILURES, Again, Done, verdict
 from gateway.errors import Reason, Refusal, from_reject
 from scheduler_engine.events import RejectReason
 from scheduler_engine.policy import PriorityClass
@@ -19,6 +19,7 @@ PERMANENT = (  # of those that a line's request can meet
 PASSING = (
     *(Reason.REQUESTS_PER_MINUTE, Reason.TOKENS_PER_MINUTE, Reason.CONCURRENCY, Reason.MONEY),
     *(Reason.CAPACITY, Reason.OVERLOADED, Reason.NO_WORKER, Reason.UNAVAILABLE, Reason.WORKER_LOST),
+    Reason.CLASS_NOT_ALLOWED,  # paused; where the class was taken away, the owner of the batch sees that itself
 )
 
 
@@ -51,12 +52,8 @@ def test_what_the_platform_broke_is_tried_again_and_ends_the_line_at_the_third_t
     assert [type(of(reason, number)) for number in (1, MAX_FAILURES - 1, MAX_FAILURES)] == [Again, Again, Done]
 
 
-def test_a_class_that_is_not_granted_stops_the_batch() -> None:
-    assert isinstance(of(Reason.CLASS_NOT_ALLOWED), Stop)
-
-
 @pytest.mark.parametrize("reject", RejectReason)
-def test_a_worker_never_stops_a_batch_and_ends_a_line_only_for_what_is_in_it(reject: RejectReason) -> None:
+def test_a_worker_ends_a_line_only_for_what_is_in_it(reject: RejectReason) -> None:
     found = verdict(reply(from_reject(reject, PriorityClass.BATCH, None)), 1)
     is_in_the_line = reject in (RejectReason.NEVER_FITS, RejectReason.CONTEXT_LENGTH, RejectReason.GRAMMAR)
     assert type(found) is (Done if is_in_the_line else Again)
