@@ -65,7 +65,7 @@ INSTALLED_APPS = [
 MIDDLEWARE = [
     "gateway.management_api.middleware.Numbered",
     "django.middleware.security.SecurityMiddleware",
-    "django.middleware.gzip.GZipMiddleware",
+    "gateway.downloads.WholeGzip",
     "gateway.console.middleware.ContentSecurityPolicy",
     "gateway.console.middleware.PlainQuery",
     "gateway.console.middleware.StaticFiles",

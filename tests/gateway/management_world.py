@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -107,11 +108,11 @@ def open_houses(settings: Any) -> dict[str, House]:
     return {slug: House(slug, version) for slug in ("aurora", "stranger")}
 
 
-def call(text: str | None, method: str, route: str, body: Any = None) -> Any:
-    headers = {} if text is None else {"Authorization": f"Bearer {text}"}
+def call(text: str | None, method: str, route: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Any:
+    sent = {**(headers or {}), **({} if text is None else {"Authorization": f"Bearer {text}"})}
     content = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
     return Client(enforce_csrf_checks=True).generic(
-        method, f"{ROOT}/{route}", content, "application/json", headers=headers
+        method, f"{ROOT}/{route}", content, "application/json", headers=sent
     )
 
 
