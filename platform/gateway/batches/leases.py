@@ -14,7 +14,7 @@ from typing import Any
 from uuid import UUID
 
 from django.db import connection, transaction
-from django.db.models import F, Q
+from django.db.models import Case, F, Q, Value, When
 from django.db.models.functions import Now
 
 from billing import selectors as billing_selectors
@@ -201,8 +201,12 @@ def record(lease: Lease, answers: Sequence[Answer]) -> None:
 
 
 def close(lease: Lease, outcome: str, now: datetime, errors: Sequence[dict[str, Any]] = ()) -> None:
-    """No line is driven any more: its files can be written. A cancel shows as cancelling until then. Raises Fenced."""
-    with _held(lease, outcome=outcome, errors=list(errors), owner="", leased_until=None):
+    """No line is driven any more: its files can be written. Raises Fenced.
+
+    A cancel that came before wins over every other outcome, and shows as cancelling until the files are there.
+    """
+    decided = Case(When(status="cancelling", then=Value("cancelled")), default=Value(outcome))
+    with _held(lease, outcome=decided, errors=list(errors), owner="", leased_until=None):
         Batch.objects.filter(id=lease.batch_id, status="in_progress").update(status="finalizing", finalizing_at=now)
 
 

@@ -233,16 +233,3 @@ def test_a_file_that_a_batch_still_reads_is_swept_after_it(books: dict[str, str]
     leases.close(take(), "expired", now)
     finalising.finalise(Batch.objects.get(id=batch.id), place, now=now)
     assert tasks.sweep(place, now) == 1
-
-
-def test_a_batch_that_is_cancelled_while_it_is_validated_gets_no_lines(
-    books: dict[str, str], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tasks.settings, "RUBATO_FILES_DIR", str(tmp_path))
-    made = make_batch(books, [request_line("a")])
-    owner = owner_of(books["aurora"])
-    services.cancel_batch(owner=owner, batch_id=made.id)
-    tasks.validate_batch(str(made.id))
-    assert not Line.objects.filter(batch=made).exists()
-    assert take().batch_id == made.id  # an owner closes it
-    Batch.objects.all().delete()
