@@ -21,7 +21,7 @@ from gateway.downloads import Pieces, WholeGzip, spooled
 from tenants.roles import Role
 from tests.gateway.management_world import House, call, open_houses, whole
 
-NUM_OPERATIONS = 8_000
+NUM_OPERATIONS = 10_000
 LEAST_BYTES = 1_048_576
 GZIP = {"Accept-Encoding": "gzip"}
 
