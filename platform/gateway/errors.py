@@ -225,9 +225,12 @@ _REJECTS: dict[str, tuple[Reason, str]] = {
 
 
 def from_reject(reason: str, priority_class: PriorityClass, retry_after_us: int | None) -> Refusal:
-    """What the engine's reject reason means at the door. The batch class is refused with 429, the others with 503."""
+    """What the engine's reject reason means at the door. The batch class is refused with 429 where it is short of
+    capacity, the others with 503; a deadline that no capacity would meet is 503 in each.
+    """
     kind, words = _REJECTS.get(reason, (Reason.INTERNAL, "The worker refused the request."))
-    if kind in _SHORT_OF_CAPACITY and priority_class is PriorityClass.BATCH:
+    never = kind is Reason.DEADLINE and retry_after_us is None
+    if kind in _SHORT_OF_CAPACITY and priority_class is PriorityClass.BATCH and not never:
         kind = Reason.CAPACITY
     message = words.format(label=priority_class.label)
     return Refusal(reason=kind, message=message, retry_after_us=retry_after_us)

@@ -75,6 +75,15 @@ def test_a_batch_request_without_capacity_is_429_resource_unavailable(reason: Re
     assert (refusal.status, refusal.row.code, refusal.headers()["retry-after"]) == (429, "resource_unavailable", "5")
 
 
+@pytest.mark.parametrize("priority_class", list(PriorityClass), ids=lambda one: one.label)
+def test_a_deadline_that_no_capacity_would_meet_says_so_in_every_class_and_is_not_worth_another_try(
+    priority_class: PriorityClass,
+) -> None:
+    refusal = from_reject(RejectReason.LATE, priority_class, None)
+    assert (refusal.status, refusal.row.code) == (503, "deadline_unreachable")
+    assert refusal.headers() == {"x-should-retry": "false"}
+
+
 @pytest.mark.parametrize(
     ("ends", "code"),
     [

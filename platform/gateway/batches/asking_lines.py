@@ -23,10 +23,10 @@ from gateway.streams import Reader, ResponseStream
 from gateway.text import Text
 from gateway.v1.http import Exchange
 from gateway.v1.routes import Call
-from scheduler_engine.events import RejectReason
+from scheduler_engine.events import FinishReason, RejectReason
 from scheduler_engine.policy import PriorityClass
 from wire.bus import BusError, FinishedOutput
-from wire.messages import Rejected, Submit
+from wire.messages import Finished, Rejected, Submit
 
 SOURCE: Final = "batch"
 TIER: Final = "flex"
@@ -68,8 +68,14 @@ class LineDoor:
     @property
     def is_too_late(self) -> bool:
         """A time that the line itself set was over, or could not be met."""
-        end = None if self._stream is None else self._stream.end
-        return self._has_deadline and isinstance(end, Rejected) and end.reason in _TOO_LATE
+        match self._stream and self._stream.end:
+            case Rejected(reason=reason):
+                reasons = [reason]
+            case Finished(choices=choices):  # some had started, and another was shed
+                reasons = [choice.detail for choice in choices if choice.reason == FinishReason.SHED]
+            case _:
+                reasons = []
+        return self._has_deadline and any(reason in _TOO_LATE for reason in reasons)
 
     @property
     def texts(self) -> Mapping[str, Text]:

@@ -19,6 +19,7 @@ FAILED_WAIT_S: Final = 1.0
 BUDGET_WAIT_S: Final = 30.0  # a money window turns some time, or somebody raises the cap
 CLASS_WAIT_S: Final = 2.0  # a paused class is resumed some time; where it was taken away, the batch is ended meanwhile
 _NOT_GRANTED: Final = "service_tier_not_granted"
+_WAITS_FOR_POLICY: Final = ("insufficient_quota", "deadline_unreachable")  # a cap of money, a deadline of the class
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ def verdict(reply: Reply, num_failures: int) -> Verdict:
         return Again(CLASS_WAIT_S)
     if reply.is_too_late:
         return Done()
-    if code == "insufficient_quota":
+    if code in _WAITS_FOR_POLICY:
         return Again(BUDGET_WAIT_S)
     if reply.status in (429, 503) and "retry-after-ms" in reply.headers:
         return Again(int(reply.headers["retry-after-ms"]) / 1_000)

@@ -257,12 +257,16 @@ def test_batches_wait_while_an_operator_has_paused_their_class_and_go_on_when_it
         assert (counts.completed, counts.failed) == (num_lines, 0)
 
 
-def test_a_line_that_comes_too_late_by_its_own_word_ends_with_that_refusal(platform: Platform, owners: Owners) -> None:
-    late = request_line("late", "a word " * 200, deadline_ms=1)
+@pytest.mark.parametrize("field", ["deadline_ms", "completion_deadline_ms"])
+@pytest.mark.parametrize("num_choices", [1, 3])
+def test_a_line_that_comes_too_late_by_its_own_word_ends_with_that_refusal(
+    platform: Platform, owners: Owners, field: str, num_choices: int
+) -> None:
+    late = request_line("late", "a word " * 200, n=num_choices, **{field: 1})
     ended = wait(platform, create(platform, [request_line("good"), late]), "completed")
     assert list(results(platform, ended.output_file_id)) == ["good"]
     told = results(platform, ended.error_file_id)["late"]["response"]
-    assert (told["status_code"], told["body"]["error"]["code"]) == (429, "resource_unavailable")
+    assert (told["status_code"], told["body"]["error"]["code"]) == (503, "deadline_unreachable")
 
 
 def test_whoever_comes_right_after_its_class_was_resumed_is_answered_though_the_worker_still_knows_the_pause(
