@@ -1,7 +1,11 @@
-"""The operator's forms: tenants, keys, class parameters and the quota matrix. Every change goes through a service."""
+"""The operator's forms: tenants, projects and keys. Every change goes through a service.
+
+The policy is read here and edited at the policy desk alone, where an edit is seen, reasoned and, if need be, approved.
+"""
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import fields as dataclass_fields
 from typing import Any
 
@@ -9,13 +13,15 @@ from django import forms
 from django.conf import settings
 from django.contrib import admin, messages
 from django.contrib.auth.base_user import AbstractBaseUser
-from django.core.exceptions import ValidationError
 from django.db.models import QuerySet
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
+from django.urls import reverse
+from django.utils.html import format_html
 
-from scheduler_engine.policy import ClassPolicy
+from scheduler_engine.policy import ClassPolicy, TenantClassPolicy
 from scheduler_engine.policy import PriorityClass as ClassName
-from tenants import selectors, services
+from tenants import audit, services
+from tenants.admin_forms import OneAtATime, Opened, OpenedWithReason
 from tenants.admin_lists import Bounded, OfTenant
 from tenants.models import ApiKey, PolicyVersion, PriorityClass, Project, QuotaPolicy, Tenant
 
@@ -26,7 +32,7 @@ def actor_of(request: HttpRequest) -> str:
 
 
 class KeepRows(admin.ModelAdmin):  # type: ignore[type-arg]
-    """Rows that a ledger or an audit refers to: nobody deletes them."""
+    """Rows that a ledger or an audit refers to: nobody deletes them, and changes are on record with a request id."""
 
     paginator = Bounded
     show_full_result_count = False
@@ -34,6 +40,14 @@ class KeepRows(admin.ModelAdmin):  # type: ignore[type-arg]
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
+
+    def changeform_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        with audit.request(f"req_{uuid.uuid4().hex}", request.POST.get("reason", "")[: audit.LONGEST_REASON]):
+            return super().changeform_view(request, *args, **kwargs)
+
+    def changelist_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        with audit.request(f"req_{uuid.uuid4().hex}"):  # of an action
+            return super().changelist_view(request, *args, **kwargs)
 
 
 class ReadOnly(KeepRows):
@@ -47,10 +61,16 @@ class ReadOnly(KeepRows):
 
 
 @admin.register(Tenant)
-class TenantAdmin(KeepRows):
+class TenantAdmin(OneAtATime, KeepRows):
     list_display = ["name", "slug", "timezone", "is_active", "created_at"]
     search_fields = ["name", "slug"]
-    fields = ["slug", "name", "timezone", "is_active"]
+
+    def get_fields(self, request: HttpRequest, obj: Tenant | None = None) -> Any:
+        return ["slug", "name", "timezone", "is_active", *(["reason"] if obj else [])]
+
+    def get_form(self, request: HttpRequest, obj: Tenant | None = None, change: bool = False, **kwargs: Any) -> Any:
+        own = {"form": OpenedWithReason} if change else {}
+        return super().get_form(request, obj, change, **own | kwargs)
 
     def get_readonly_fields(self, request: HttpRequest, obj: Tenant | None = None) -> list[str]:
         return ["slug"] if obj else ["is_active"]
@@ -59,7 +79,12 @@ class TenantAdmin(KeepRows):
         actor = actor_of(request)
         if change:
             services.update_tenant(
-                actor=actor, tenant_id=obj.pk, name=obj.name, timezone=obj.timezone, is_active=obj.is_active
+                actor=actor,
+                tenant_id=obj.pk,
+                name=obj.name,
+                timezone=obj.timezone,
+                is_active=obj.is_active,
+                reason=form.cleaned_data["reason"],
             )
         else:
             made = services.create_tenant(actor=actor, slug=obj.slug, name=obj.name, timezone=obj.timezone)
@@ -67,7 +92,8 @@ class TenantAdmin(KeepRows):
 
 
 @admin.register(Project)
-class ProjectAdmin(KeepRows):
+class ProjectAdmin(OneAtATime, KeepRows):
+    form = Opened
     list_display = ["name", "tenant", "default_class", "created_at"]
     list_filter = [OfTenant, "default_class"]
     list_select_related = ["tenant"]
@@ -125,68 +151,39 @@ class ApiKeyAdmin(KeepRows):
         self.message_user(request, f"{revoked} keys revoked; they open nothing from now on.", messages.SUCCESS)
 
 
-class Policy(KeepRows):
-    """Rows of the policy. Where a second person must agree, they are edited at the policy desk alone."""
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return not settings.RUBATO_POLICY_NEEDS_APPROVAL and super().has_change_permission(request, obj)
-
-
-class PriorityClassForm(forms.ModelForm):  # type: ignore[type-arg]
-    """Checks what spans the three classes before anything is saved."""
-
-    class Meta:
-        model = PriorityClass
-        fields = [field.name for field in dataclass_fields(ClassPolicy) if field.name != "priority_class"]
-
-    def clean(self) -> dict[str, Any]:
-        cleaned = super().clean() or {}
-        floor = cleaned.get("floor_percent")
-        others = PriorityClass.objects.exclude(pk=self.instance.pk).values_list("floor_percent", flat=True)
-        if floor is not None and floor + sum(others) > services.MAX_FLOORS_PERCENT:
-            total = floor + sum(others)
-            raise ValidationError({"floor_percent": f"the floors of all classes together would be {total} %"})
-        return cleaned
+CLASS_FIELDS = [field.name for field in dataclass_fields(ClassPolicy) if field.name != "priority_class"]
+CELL_FIELDS = [
+    field.name for field in dataclass_fields(TenantClassPolicy) if field.name not in ("tenant_id", "priority_class")
+]
 
 
 @admin.register(PriorityClass)
-class PriorityClassAdmin(Policy):
-    list_display = ["label", "ttft_target_ms", "tbt_target_ms", "max_queue_wait_ms", "floor_percent"]
-    form = PriorityClassForm
+class PriorityClassAdmin(ReadOnly):
+    list_display = ["label", "ttft_target_ms", "tbt_target_ms", "max_queue_wait_ms", "floor_percent", "edited_at"]
+    fields = ["label", *CLASS_FIELDS, "edited_at"]
+    readonly_fields = ["edited_at"]
 
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def save_model(
-        self, request: HttpRequest, obj: PriorityClass, form: forms.ModelForm[PriorityClass], change: bool
-    ) -> None:
-        saved = services.save_class(actor=actor_of(request), policy=selectors.class_policy(obj))
-        self.message_user(request, f"Policy version {saved.version} is in force.", messages.SUCCESS)
+    @admin.display(description="edited at")
+    def edited_at(self, row: PriorityClass) -> str:
+        return format_html('<a href="{}">the policy desk</a>', reverse("desk-classes"))
 
 
 @admin.register(QuotaPolicy)
-class QuotaPolicyAdmin(Policy):
-    """The matrix tenant x class, edited in place. An empty field is no limit, 0 is nothing allowed."""
+class QuotaPolicyAdmin(ReadOnly):
+    """The matrix tenant x class. An empty field is no limit, 0 is nothing allowed."""
 
-    list_editable = [
-        *("allowed", "weight", "requests_per_minute", "tokens_per_minute", "concurrency"),
-        *("money_micros", "money_window", "max_tokens_cap", "hard_deadline_ms", "overflow_to"),
+    list_display = [
+        *("tenant", "priority_class", "allowed", "weight", "requests_per_minute", "tokens_per_minute", "concurrency"),
+        *("money_micros", "money_window", "max_tokens_cap", "hard_deadline_ms", "overflow_to", "edited_at"),
     ]
-    list_display = ["tenant", "priority_class", *list_editable]
-    list_display_links = ["tenant"]
     list_filter = [OfTenant, "priority_class", "allowed"]
-    list_per_page = 24  # eight tenants: a form for each row
     list_select_related = ["tenant"]
-    readonly_fields = ["tenant", "priority_class"]
+    fields = ["tenant", "priority_class", *CELL_FIELDS, "edited_at"]
+    readonly_fields = ["edited_at"]
 
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False  # create_tenant makes the whole row of the matrix
-
-    def save_model(
-        self, request: HttpRequest, obj: QuotaPolicy, form: forms.ModelForm[QuotaPolicy], change: bool
-    ) -> None:
-        saved = services.save_quota(actor=actor_of(request), policy=selectors.tenant_class_policy(obj))
-        self.message_user(request, f"Policy version {saved.version} is in force.", messages.SUCCESS)
+    @admin.display(description="edited at")
+    def edited_at(self, row: QuotaPolicy) -> str:
+        return format_html('<a href="{}?q={}">the policy desk</a>', reverse("desk"), row.tenant.slug)
 
 
 @admin.register(PolicyVersion)

@@ -13,6 +13,7 @@ from django.db import connections, migrations, transaction
 
 from tenants.isolation import alias
 
+LONGEST_REASON = 1_000
 _SETTINGS = ("app.actor", "app.reason", "app.request")
 _READ, _WRITE = "coalesce(current_setting('%s', true), '')", "set_config('%s', %%s, true)"
 _request_id: ContextVar[str] = ContextVar("audit_request_id", default="")
@@ -31,13 +32,15 @@ def request(request_id: str, reason: str = "") -> Iterator[None]:
 
 
 @contextmanager
-def change_by(actor: str) -> Iterator[None]:
-    """One transaction whose changes are this actor's. Raises ValueError for nobody."""
+def change_by(actor: str, reason: str = "") -> Iterator[None]:
+    """One transaction whose changes are this actor's, for this reason (else the request's). Raises ValueError for
+    nobody.
+    """
     if not actor:
         raise ValueError("a change has an actor")
     with transaction.atomic(using=alias()):
         before = _signed()
-        _sign((actor, _reason.get(), _request_id.get()))
+        _sign((actor, reason or _reason.get(), _request_id.get()))
         yield
         _sign(before)  # an outer transaction goes on under its own name; after an error the rollback does the same
 

@@ -1,4 +1,4 @@
-"""Policy edits that wait for their moment or for a second person, and the way back to an older version.
+"""Policy edits that wait for their moment or for a second person; going back to an older version is one of them.
 
 An edit is carried over to whatever policy is in force when it is due; where somebody has edited the same field
 since, it ends as a conflict and changes nothing.
@@ -24,33 +24,50 @@ WAITING = PolicyProposal.State.WAITING
 
 
 def propose(
-    *, actor: str, document: Document, based_on: int, reason: str = "", effective_from: datetime | None = None
+    *, actor: str, document: Document, based_on: int, reason: str, effective_from: datetime | None = None
 ) -> PolicyProposal:
     """``draft`` and ``send_off`` in one."""
     drafted = draft(actor=actor, document=document, based_on=based_on)
     return send_off(actor=actor, proposal_id=drafted.id, reason=reason, effective_from=effective_from)
 
 
-def draft(*, actor: str, document: Document, based_on: int) -> PolicyProposal:
-    """Keeps an edit to be looked at. Raises ValidationError where the engine would refuse it or it changes nothing."""
+def draft(*, actor: str, document: Document, based_on: int, reason: str = "") -> PolicyProposal:
+    """Keeps an edit to be looked at; a ``reason`` is what its form begins with. Raises ValidationError where the engine
+    would refuse it or it changes nothing.
+    """
     start = _start(based_on)
     _read(document)
     if not diff(start, document):
         raise ValidationError("this edit changes nothing")
-    proposal = PolicyProposal(document=document, based_on=based_on, created_by=actor, state=PolicyProposal.State.DRAFT)
+    proposal = PolicyProposal(document=document, based_on=based_on, created_by=actor, reason=reason)
+    proposal.state = PolicyProposal.State.DRAFT
     with change_by(actor):
         proposal.save(force_insert=True)
     return proposal
 
 
-def send_off(
-    *, actor: str, proposal_id: UUID, reason: str = "", effective_from: datetime | None = None
-) -> PolicyProposal:
+def draft_back(*, actor: str, to_version: int, based_on: int) -> PolicyProposal:
+    """A draft that makes the policy equal to an older version for tenants of then. Raises as ``draft``."""
+    seen, goal = _start(based_on), _start(to_version)
+    edit = back_to(goal, seen)
+    reason = f"back to version {to_version}"
+    return draft(actor=actor, document=carried_over(edit, seen), based_on=based_on, reason=reason)
+
+
+def back_to(goal: Document, seen: Document) -> list[Change]:
+    """What going back to an older policy changes: nothing of tenants that came later."""
+    known = places(goal)
+    return [change for change in diff(seen, goal) if change.place in known]
+
+
+def send_off(*, actor: str, proposal_id: UUID, reason: str, effective_from: datetime | None = None) -> PolicyProposal:
     """A draft of one's own is meant. One that nobody must approve and that is due is applied at once.
 
-    Raises ValidationError for another's draft and for one that was sent off before.
+    Raises ValidationError without a reason, for another's draft and for one that was sent off before.
     """
-    with change_by(actor):
+    if not reason.strip():
+        raise ValidationError("Why: an edit of the policy goes on record with its reason.")
+    with change_by(actor, reason):
         proposal = PolicyProposal.objects.select_for_update().get(id=proposal_id)
         if proposal.state != PolicyProposal.State.DRAFT:
             raise ValidationError(f"this edit is {proposal.state} already")
@@ -59,9 +76,31 @@ def send_off(
         proposal.state, proposal.reason, proposal.effective_from = WAITING, reason, effective_from
         proposal.needs_approval = settings.RUBATO_POLICY_NEEDS_APPROVAL
         proposal.save(update_fields=["state", "reason", "effective_from", "needs_approval"])
-    if not proposal.needs_approval and (effective_from is None or effective_from <= timezone.now()):
-        _apply(proposal)
+    if not proposal.needs_approval:
+        _apply_if_due(proposal)
     return proposal
+
+
+def release(*, actor: str, proposal_id: UUID) -> PolicyProposal:
+    """Puts in force, when it is due, what was sent off for an approval that nobody asks for any more.
+
+    Raises ValidationError where one is asked for, and for what waits for none.
+    """
+    with change_by(actor):
+        proposal = PolicyProposal.objects.select_for_update().get(id=proposal_id)
+        if proposal.state != WAITING:
+            raise ValidationError(f"this edit is {proposal.state} already")
+        if settings.RUBATO_POLICY_NEEDS_APPROVAL or not lacks_approval(proposal):
+            raise ValidationError("this edit waits for a second person, or for its moment")
+        proposal.needs_approval = False
+        proposal.save(update_fields=["needs_approval"])
+    _apply_if_due(proposal)
+    return proposal
+
+
+def lacks_approval(proposal: PolicyProposal) -> bool:
+    """It was sent off for an approval and has none."""
+    return proposal.state == WAITING and proposal.needs_approval and not proposal.approved_by
 
 
 def approve(*, actor: str, proposal_id: UUID) -> PolicyProposal:
@@ -74,8 +113,7 @@ def approve(*, actor: str, proposal_id: UUID) -> PolicyProposal:
             raise ValidationError("who proposed an edit cannot approve it")
         proposal.approved_by = actor
         proposal.save(update_fields=["approved_by"])
-    if proposal.effective_from is None or proposal.effective_from <= timezone.now():
-        _apply(proposal)
+    _apply_if_due(proposal)
     return proposal
 
 
@@ -97,18 +135,6 @@ def apply_due(now: datetime) -> list[PolicyProposal]:
     return due
 
 
-def roll_back(*, actor: str, to_version: int, expected_version: int, reason: str = "") -> PolicyVersion:
-    """The next version, equal to an older one for tenants of then. Raises StalePolicy and ValidationError."""
-    goal = _start(to_version)
-    with change_by(actor):
-        services.serialise_policy_edits()
-        current = _current()
-        if current.version != expected_version:
-            raise services.StalePolicy(current.version, diff(_start(expected_version), current.policy))
-        edit = [change for change in diff(current.policy, goal) if change.place in places(goal)]
-        return _write(actor, carried_over(edit, current.policy), reason or f"back to version {to_version}")
-
-
 def what_it_does(proposal: PolicyProposal) -> tuple[list[Change], list[Conflict]]:
     """Its changes, and those of them that cannot be made: the policy in force has moved the same field."""
     current = _current()
@@ -119,10 +145,15 @@ def what_it_does(proposal: PolicyProposal) -> tuple[list[Change], list[Conflict]
     return edit, conflicts(edit, diff(start, current.policy))
 
 
+def _apply_if_due(proposal: PolicyProposal) -> None:
+    if proposal.effective_from is None or proposal.effective_from <= timezone.now():
+        _apply(proposal)
+
+
 def _apply(proposal: PolicyProposal) -> None:
     """Once, in one transaction with its outcome."""
     actor = proposal.created_by
-    with change_by(actor):
+    with change_by(actor, proposal.reason):
         services.serialise_policy_edits()
         locked = PolicyProposal.objects.select_for_update().get(id=proposal.id)
         if locked.state != WAITING:

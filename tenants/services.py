@@ -5,7 +5,7 @@ Refuses to know Redis: what must be told is told through the two publishers that
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from uuid import UUID
@@ -28,7 +28,6 @@ from tenants.audit import change_by
 from tenants.checks import checked_by_the_database
 from tenants.isolation import alias
 from tenants.models import ApiKey, PolicyVersion, PriorityClass, Project, QuotaPolicy, Tenant
-from tenants.policy_changes import Change, diff
 from tenants.roles import Role
 
 MAX_FLOORS_PERCENT = 100
@@ -45,15 +44,6 @@ class IssuedKey:
     text: str
 
 
-class StalePolicy(Exception):
-    """Somebody else has edited the same place since the caller looked. Nothing was changed."""
-
-    def __init__(self, version: int, since: list[Change]) -> None:
-        super().__init__(f"the policy has moved on to version {version}")
-        self.version = version
-        self.since = since
-
-
 def create_tenant(*, actor: str, slug: str, name: str, timezone: str = "UTC") -> Tenant:
     """A tenant with its row of the quota matrix: the default class allowed, the others not. Raises ValidationError."""
     with change_by(actor):
@@ -62,14 +52,16 @@ def create_tenant(*, actor: str, slug: str, name: str, timezone: str = "UTC") ->
     return tenant
 
 
-def update_tenant(*, actor: str, tenant_id: UUID, name: str, timezone: str, is_active: bool) -> Tenant:
+def update_tenant(
+    *, actor: str, tenant_id: UUID, name: str, timezone: str, is_active: bool, reason: str = ""
+) -> Tenant:
     """Rename, move to another zone, switch off or on. An inactive tenant's keys open nothing."""
-    with change_by(actor):
+    with change_by(actor, reason):
         tenant = Tenant.objects.select_for_update().get(id=tenant_id)
         tenant.name, tenant.timezone, tenant.is_active = name, timezone, is_active
         tenant.full_clean()
         tenant.save(update_fields=["name", "timezone", "is_active"])
-        record_policy(actor)
+        record_policy(actor, reason)
         for public_id in tenant.api_keys.values_list("public_id", flat=True):
             _tell_key_changed(public_id)
     return tenant
@@ -164,16 +156,10 @@ def save_quota(*, actor: str, policy: TenantClassPolicy) -> PolicyVersion:
     return save_quotas(actor=actor, policies=[policy])
 
 
-def save_quotas(
-    *, actor: str, policies: Sequence[TenantClassPolicy], expected_version: int | None = None, reason: str = ""
-) -> PolicyVersion:
-    """Several cells in one version. Raises ValidationError, and StalePolicy where somebody has edited one of these
-    cells since ``expected_version``.
-    """
+def save_quotas(*, actor: str, policies: Sequence[TenantClassPolicy], reason: str = "") -> PolicyVersion:
+    """Several cells in one version. Raises ValidationError."""
     with change_by(actor):
         serialise_policy_edits()
-        if expected_version is not None:
-            refuse_stale(expected_version, {f"{cell.tenant_id} {cell.priority_class.label}" for cell in policies})
         write_rows(cells=policies)
         return record_policy(actor, reason)
 
@@ -183,14 +169,10 @@ def save_class(*, actor: str, policy: ClassPolicy) -> PolicyVersion:
     return save_classes(actor=actor, policies=[policy])
 
 
-def save_classes(
-    *, actor: str, policies: Sequence[ClassPolicy], expected_version: int | None = None, reason: str = ""
-) -> PolicyVersion:
-    """Several classes in one version: their floors, for instance, must fit together. Raises as ``save_quotas``."""
+def save_classes(*, actor: str, policies: Sequence[ClassPolicy], reason: str = "") -> PolicyVersion:
+    """Several classes in one version: their floors, for instance, must fit together. Raises ValidationError."""
     with change_by(actor):
         serialise_policy_edits()
-        if expected_version is not None:
-            refuse_stale(expected_version, {f"class {policy.priority_class.label}" for policy in policies})
         write_rows(classes=policies)
         return record_policy(actor, reason)
 
@@ -208,7 +190,8 @@ def switch_class(*, actor: str, tenant_id: UUID, label: str, is_paused: bool, re
             raise ValidationError(f"{label} was not paused for {cell.tenant.name}: to grant it, tick it and see first")
         cell.allowed, cell.is_paused = not is_paused, is_paused
         cell.save(update_fields=["allowed", "is_paused"])
-        return record_policy(actor, f"emergency: {'paused' if is_paused else 'resumed'}. {reason}".strip())
+        done = f"emergency: {cell.tenant.name}, {label} {'paused' if is_paused else 'resumed'}. {reason}".strip()
+        return record_policy(actor, done)
 
 
 def write_tenant(*, slug: str, name: str, timezone: str = "UTC") -> Tenant:
@@ -248,19 +231,6 @@ def _write(row: QuotaPolicy | PriorityClass, policy: TenantClassPolicy | ClassPo
     row.full_clean(validate_unique=False, validate_constraints=False)
     with checked_by_the_database(type(row), alias()):
         row.save()
-
-
-def refuse_stale(expected_version: int, places: Collection[str]) -> None:
-    """Raises StalePolicy where one of the places differs between that version and the newest."""
-    newest = selectors.current_policy()
-    if newest is None or newest.version == expected_version:
-        return
-    start = selectors.policy_at(expected_version)
-    if start is None:
-        raise ValidationError(f"there is no policy version {expected_version}")
-    since = [change for change in diff(start.policy, newest.policy) if change.place in places]
-    if since:
-        raise StalePolicy(newest.version, since)
 
 
 def publish_policy() -> None:

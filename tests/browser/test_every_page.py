@@ -261,6 +261,7 @@ def test_two_admins_in_conflict_see_each_others_edit(page: Page, browser: Browse
         one.get_by_role("button", name="See what this does").click()
         expect(one.get_by_role("cell", name="weight")).to_be_visible()
     for one in (page, other):
+        one.get_by_label("Why", exact=True).fill("they asked")
         one.get_by_role("button", name="Put it in force").click()
     expect(page.get_by_text("In force: version")).to_be_visible()
     expect(other.get_by_text("Somebody has edited the same since")).to_be_visible()

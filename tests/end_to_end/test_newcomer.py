@@ -1,4 +1,4 @@
-"""Somebody who has only the README: its Python runs as printed, both doors answer, an edit in the admin is obeyed."""
+"""Somebody who has only the README: its Python runs as printed, both doors answer, an edit at the desk is obeyed."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ class Form(HTMLParser):
         super().__init__()
         self.fields: dict[str, str] = {}
         self._select = ""
+        self._is_chosen = False
         self.feed(page)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -37,9 +38,14 @@ class Form(HTMLParser):
         if tag == "select":
             self._select = name
         elif tag == "option" and "selected" in given:
+            self._is_chosen = "value" not in given  # its text is its value
             self.fields[self._select] = value
         elif tag == "input" and name and (given.get("type") != "checkbox" or "checked" in given):
             self.fields[name] = value or ("on" if given.get("type") == "checkbox" else "")
+
+    def handle_data(self, data: str) -> None:
+        if self._is_chosen:
+            self.fields[self._select], self._is_chosen = data, False
 
 
 def test_a_newcomer_chats_and_edits_a_quota(up: Callable[..., Up], project_root: Path) -> None:
@@ -51,7 +57,7 @@ def test_a_newcomer_chats_and_edits_a_quota(up: Callable[..., Up], project_root:
         base_url=f"{platform.demo['base_url']}/v1", api_key=platform.demo["keys"]["nova"], max_retries=0
     ) as nova:
         _answers_at_both_doors(nova, platform.demo["model"])
-        _obeys_the_admin(platform, nova)
+        _obeys_the_desk(platform, nova)
 
 
 def _runs_the_readme(platform: Up, project_root: Path) -> None:
@@ -83,17 +89,16 @@ def _answers_at_both_doors(client: OpenAI, model: str) -> None:
     assert kinds.count("response.output_text.delta") == 5
 
 
-def _obeys_the_admin(platform: Up, client: OpenAI) -> None:
+def _obeys_the_desk(platform: Up, client: OpenAI) -> None:
     with httpx2.Client(base_url=platform.demo["base_url"], follow_redirects=True) as browser:
         _log_in(browser, platform.demo["admin"])
-        matrix = browser.get("/admin/tenants/quotapolicy/").text
-        row = re.search(r'href="([^"]+)">Nova</a></th><td class="field-priority_class[^"]*">default<', matrix)
-        assert row is not None
-        address = row[1].partition("?")[0]
+        address = "/operator/policy/?q=nova"
         fields = Form(browser.get(address).text).fields
-        assert fields["requests_per_minute"] == "60"
-        saved = browser.post(address, data={**fields, "requests_per_minute": "0"}, headers={"Referer": address})
-        assert "is in force" in saved.text
+        (box,) = [name for name in fields if name.endswith(".default.requests_per_minute")]
+        assert fields[box] == "60"
+        edit = browser.post(address, data={**fields, box: "0"}, headers={"Referer": address})
+        sent = {**Form(edit.text).fields, "action": "send", "reason": "they flood"}
+        assert "In force: version" in browser.post(edit.url, data=sent, headers={"Referer": str(edit.url)}).text
     with pytest.raises(RateLimitError):
         _chat_until_refused(client, platform.demo["model"])
 

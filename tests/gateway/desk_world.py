@@ -66,6 +66,7 @@ def drafted(client: Client, page: str = "/operator/policy/", **changes: str) -> 
 
 
 def act(client: Client, proposal: PolicyProposal, **form: str) -> str:
+    form = {"reason": "they pay more"} | form
     return client.post(f"/operator/policy/edits/{proposal.id}", form, follow=True).content.decode()
 
 

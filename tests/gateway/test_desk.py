@@ -78,7 +78,7 @@ def test_nobody_sends_off_the_draft_of_another(house: Any) -> None:
 def test_with_approval_on_another_person_puts_it_in_force(house: Any, settings: Any) -> None:
     settings.RUBATO_POLICY_NEEDS_APPROVAL = True
     proposal = drafted(house.alice, default__weight="7")
-    assert "The edit waits" in act(house.alice, proposal, action="send")
+    assert "The edit waits for somebody" in act(house.alice, proposal, action="send")
     assert "cannot approve it" in act(house.alice, proposal, action="approve")
     assert "In force" in act(house.bob, proposal, action="approve")
     assert weight() == 7
@@ -119,16 +119,59 @@ def test_a_reason_with_a_nul_is_kept_without_it(house: Any) -> None:
     assert PolicyVersion.objects.first().reason == "they pay"
 
 
-def test_going_back_is_shown_first_and_then_done(house: Any) -> None:
+def test_going_back_is_shown_first_and_is_then_an_edit_like_any_other(house: Any) -> None:
     start = PolicyVersion.objects.first().version
     act(house.alice, drafted(house.alice, default__weight="7"), action="send")
     page = house.alice.get(f"/operator/policy/versions/{start}").content.decode()
     assert re.search(r"<td>weight</td><td>7</td><td>1</td>", page)
-    answer = house.alice.post(f"/operator/policy/versions/{start}", {"version": start + 1}, follow=True)
-    assert f"it equals version {start}" in answer.content.decode()
+    answer = house.alice.post(f"/operator/policy/versions/{start}", {"version": start + 1})
+    proposal = PolicyProposal.objects.get(state="draft")
+    assert answer["Location"].endswith(str(proposal.id))
+    page = house.alice.get(answer["Location"]).content.decode()
+    assert f'value="back to version {start}"' in page
+    assert weight() == 7
+    act(house.alice, proposal, action="send", reason="it was better")
+    assert (weight(), PolicyVersion.objects.first().reason) == (1, "it was better")
+    same = house.alice.post(f"/operator/policy/versions/{start}", {"version": start + 2}, follow=True)
+    assert "this edit changes nothing" in same.content.decode()
+
+
+def test_with_approval_on_no_way_puts_an_edit_in_force_alone(house: Any, settings: Any) -> None:
+    start = PolicyVersion.objects.first().version
+    act(house.alice, drafted(house.alice, default__weight="7"), action="send")
+    settings.RUBATO_POLICY_NEEDS_APPROVAL = True
+    house.alice.post(f"/operator/policy/versions/{start}", {"version": start + 1})
+    back = PolicyProposal.objects.get(state="draft")
+    for action in ("send", "approve", "release"):
+        act(house.alice, back, action=action)
+    assert weight() == 7
+    act(house.bob, back, action="approve")
     assert weight() == 1
-    stale = house.alice.post(f"/operator/policy/versions/{start + 1}", {"version": start + 1}, follow=True)
-    assert "since you looked" in stale.content.decode()
+
+
+def test_an_edit_that_waits_says_who_must_do_what(house: Any, settings: Any) -> None:
+    settings.RUBATO_POLICY_NEEDS_APPROVAL = True
+    proposal = drafted(house.alice, default__weight="7")
+    place = f"/operator/policy/edits/{proposal.id}"
+    page = house.alice.get(place).content.decode()
+    assert ">Send it for approval</button>" in page
+    assert "Put it in force" not in page
+    assert "The edit waits for somebody else&#x27;s approval." in act(house.alice, proposal, action="send")
+    mine, theirs = (who.get(place).content.decode() for who in (house.alice, house.bob))
+    assert "somebody else who may change quotas has to open this page and press Approve" in mine
+    assert ">Approve</button>" not in mine
+    assert "you may give it: alice made it" in theirs
+    assert ">Approve</button>" in theirs
+    settings.RUBATO_POLICY_NEEDS_APPROVAL = False
+    assert "approval is no longer asked for" in house.alice.get(place).content.decode()
+    assert "In force" in act(house.alice, proposal, action="release")
+    assert weight() == 7
+
+
+def test_an_edit_without_a_reason_is_not_put_in_force(house: Any) -> None:
+    proposal = drafted(house.alice, default__weight="7")
+    assert "on record with its reason" in act(house.alice, proposal, action="send", reason=" ")
+    assert weight() == 1
 
 
 def test_going_back_without_a_word_of_what_was_seen_changes_nothing_and_says_so(house: Any) -> None:
@@ -145,7 +188,7 @@ def test_an_emergency_pause_is_in_force_at_once_and_on_record(house: Any, settin
     place = f"/operator/policy/pause/{house.tenant.id}/default"
     house.alice.post(place, {"action": "pause", "reason": "runaway"})
     assert QuotaPolicy.objects.get(priority_class="default").allowed is False
-    assert PolicyVersion.objects.first().reason == "emergency: paused. runaway"
+    assert PolicyVersion.objects.first().reason == "emergency: Aurora, default paused. runaway"
     house.alice.post(place, {"action": "resume"})
     assert QuotaPolicy.objects.get(priority_class="default").allowed is True
 

@@ -1,4 +1,4 @@
-"""The operator's forms: what they show, what they refuse, and that every change is a policy version."""
+"""The operator's forms: what they show and what they refuse. The policy is read here, and edited at the desk."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from django.contrib import admin
 from django.contrib.auth.models import User
 from django.contrib.messages import get_messages
-from django.test import Client
+from django.test import Client, RequestFactory
 from django.urls import reverse
 from django.utils import timezone
 
@@ -18,8 +18,9 @@ from billing import services as billing_services
 from billing.messages import Reservation, Settlement
 from billing.models import LedgerEntry, Price
 from billing.pricing import Terminal, TokenCounts, TokenPrices
-from tenants import api_keys, selectors
-from tenants.models import ApiKey, PolicyVersion, PriorityClass, QuotaPolicy, Tenant
+from tenants import api_keys
+from tenants.admin_forms import OneAtATime, Opened
+from tenants.models import ApiKey, AuditEvent, PolicyVersion, QuotaPolicy, Tenant
 
 
 @pytest.fixture
@@ -29,45 +30,102 @@ def operator(db: None, published: Any) -> Client:
     return client
 
 
-def matrix_form(**changes: Any) -> dict[str, Any]:
-    """The changelist of the quota matrix as a browser posts it, with some cells changed ({row id: {field: value}})."""
-    rows = list(QuotaPolicy.objects.order_by("tenant__slug", "priority_class"))
-    form: dict[str, Any] = {"form-TOTAL_FORMS": len(rows), "form-INITIAL_FORMS": len(rows), "_save": "Save"}
-    editable = admin.site._registry[QuotaPolicy].list_editable
-    for index, row in enumerate(rows):
-        form[f"form-{index}-id"] = row.pk
-        for name in editable:
-            value = changes.get(f"{row.tenant.slug}_{row.priority_class}_{name}", getattr(row, name))
-            if value is not None and value is not False:
-                form[f"form-{index}-{name}"] = "on" if value is True else value
-    return form
-
-
 def told(response: Any) -> str:
     return " / ".join(str(message) for message in get_messages(response.wsgi_request))
 
 
-def test_the_matrix_is_edited_in_place_and_each_changed_cell_is_a_version(
-    operator: Client, aurora: Any, stranger: Any
+def opened(operator: Client, url: str) -> dict[str, Any]:
+    """A change form as a browser would send it back: the fields, and what it was opened on."""
+    form = operator.get(url).context_data["adminform"].form
+    sent = {}
+    for bound in form:
+        value = "" if bound.value() is None else bound.value()
+        sent |= {} if value is False else {bound.html_name: "on" if value is True else value}
+        if bound.field.show_hidden_initial:
+            sent[bound.html_initial_name] = value
+    return sent | ({"reason": "they asked"} if "reason" in form.fields else {})
+
+
+EDITS = [  # (form, one person's edit, another's of another field, another's of the same)
+    ("tenant", {"name": "Borealis"}, {"timezone": "Europe/Vienna"}, {"name": "Australis"}),
+    ("project", {"name": "night"}, {"default_class": "batch"}, {"name": "day"}),
+]
+
+
+def place_of(account: Any, model: str) -> tuple[str, Any]:
+    row = {"tenant": account.tenant, "project": account.project}[model]
+    return reverse(f"admin:tenants_{model}_change", args=[row.pk]), row
+
+
+@pytest.mark.parametrize(("model", "first", "other", "same"), EDITS)
+def test_a_form_that_was_opened_earlier_undoes_nobodys_edit(
+    operator: Client, aurora: Any, model: str, first: dict[str, str], other: dict[str, str], same: dict[str, str]
 ) -> None:
-    before = selectors.current_policy().version
-    url = reverse("admin:tenants_quotapolicy_changelist")
-    response = operator.post(url, matrix_form(aurora_default_tokens_per_minute=6_000, aurora_batch_allowed=True))
-    assert response.status_code == 302, response.context_data["cl"].formset.errors
-    cells = QuotaPolicy.objects.filter(tenant=aurora.tenant)
-    assert cells.get(priority_class="default").tokens_per_minute == 6_000
-    assert cells.get(priority_class="batch").allowed
-    assert selectors.current_policy().version == before + 2
-    assert PolicyVersion.objects.latest("version").actor == "alice"
+    url, row = place_of(aurora, model)
+    stale = opened(operator, url)
+    assert operator.post(url, stale | first).status_code == 302
+    assert operator.post(url, stale | other).status_code == 302
+    page = operator.post(url, stale | same).content.decode()
+    (stands,), (wanted,) = first.values(), same.values()
+    assert f"Somebody has saved “{stands}” since you opened this form; “{wanted}” is not saved." in page
+    row.refresh_from_db()
+    assert {name: getattr(row, name) for name in first | other} == first | other
 
 
-def test_a_cell_that_makes_no_sense_is_explained_and_nothing_is_saved(operator: Client, aurora: Any) -> None:
-    before = selectors.current_policy()
-    url = reverse("admin:tenants_quotapolicy_changelist")
-    response = operator.post(url, matrix_form(aurora_default_weight=0, aurora_batch_allowed=True))
-    assert response.status_code == 200
-    assert "weight must be at least 1" in response.content.decode()
-    assert selectors.current_policy() == before
+def test_a_form_that_does_not_say_what_it_was_opened_on_changes_nothing(operator: Client, aurora: Any) -> None:
+    url, row = place_of(aurora, "tenant")
+    form = {"name": "Borealis", "timezone": "UTC", "is_active": "on", "reason": "they asked"}
+    assert operator.post(url, form).status_code == 200
+    row.refresh_from_db()
+    assert row.name == "Aurora"
+
+
+def test_every_form_that_edits_rows_of_accounts_and_policy_knows_what_it_was_opened_on(operator: Client) -> None:
+    request = RequestFactory().get("/")
+    request.user = User.objects.get()
+    editable = [
+        one
+        for model, one in admin.site._registry.items()
+        if model._meta.app_label == "tenants" and one.has_change_permission(request, model())
+    ]
+    assert sorted(one.model.__name__ for one in editable) == ["Project", "Tenant"]
+    for one in editable:
+        assert isinstance(one, OneAtATime)
+        assert issubclass(one.get_form(request, one.model()), Opened)
+        assert not one.list_editable
+
+
+def test_a_tenant_is_renamed_with_a_reason_and_on_record_with_it(operator: Client, aurora: Any) -> None:
+    url, _ = place_of(aurora, "tenant")
+    before = PolicyVersion.objects.count()
+    page = operator.post(url, opened(operator, url) | {"name": "Borealis", "reason": " "}).content.decode()
+    assert "This field is required" in page
+    assert PolicyVersion.objects.count() == before
+    operator.post(url, opened(operator, url) | {"name": "Borealis", "reason": "married"})
+    assert PolicyVersion.objects.latest("version").reason == "married"
+    event = AuditEvent.objects.filter(object_type="tenant", action="update").latest("id")
+    assert (event.actor, event.reason, event.request_id[:4]) == ("alice", "married", "req_")
+
+
+@pytest.mark.parametrize("needs_approval", [True, False])
+def test_the_policy_is_read_here_and_edited_at_the_desk(
+    operator: Client, aurora: Any, settings: Any, needs_approval: bool
+) -> None:
+    settings.RUBATO_POLICY_NEEDS_APPROVAL = needs_approval
+    before = PolicyVersion.objects.count()
+    cell = QuotaPolicy.objects.get(tenant=aurora.tenant, priority_class="batch")
+    for model, key, desk in (
+        ("quotapolicy", cell.pk, f"/operator/policy/?q={aurora.tenant.slug}"),
+        ("priorityclass", "batch", "/operator/policy/classes"),
+    ):
+        listed, row = reverse(f"admin:tenants_{model}_changelist"), reverse(f"admin:tenants_{model}_change", args=[key])
+        for address in (listed, row):
+            page = operator.get(address).content.decode()
+            assert f'<a href="{desk}">the policy desk</a>' in page
+            assert 'name="weight"' not in page
+            assert 'name="form-0-weight"' not in page
+        assert operator.post(row, {"weight": 7, "floor_percent": 7}).status_code == 403
+    assert PolicyVersion.objects.count() == before
 
 
 def test_the_matrix_shows_units_and_can_be_narrowed_to_a_tenant(operator: Client, aurora: Any, stranger: Any) -> None:
@@ -75,39 +133,7 @@ def test_the_matrix_shows_units_and_can_be_narrowed_to_a_tenant(operator: Client
     page = operator.get(url, {"tenant": aurora.tenant.slug}).content.decode()
     for header in ("Requests/min", "Tokens/min", "At once", "Money (micros/window)"):
         assert header.lower() in page.lower()
-    assert page.count('name="form-') > 3
-    assert page.count("/admin/tenants/quotapolicy/") >= 3
-    assert "Stranger</a></th>" not in page
-
-
-def test_class_parameters_are_edited_on_their_own_page(operator: Client, aurora: Any) -> None:
-    url = reverse("admin:tenants_priorityclass_change", args=["interactive"])
-    form = operator.get(url).context_data["adminform"].form
-    values = {name: value for name, value in form.initial.items() if value is not None}
-    response = operator.post(url, {**values, "ttft_target_ms": 250})
-    assert response.status_code == 302, response.context_data["adminform"].form.errors
-    assert PriorityClass.objects.get(label="interactive").ttft_target_ms == 250
-    assert PolicyVersion.objects.latest("version").actor == "alice"
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"floor_percent": 96}, "floors of all classes"),
-        ({"chunk_min": 5_000}, "chunk min"),
-        ({"ttft_target_ms": "x"}, "whole"),
-    ],
-)
-def test_class_parameters_that_make_no_sense_are_explained(
-    operator: Client, aurora: Any, change: dict[str, Any], words: str
-) -> None:
-    url = reverse("admin:tenants_priorityclass_change", args=["interactive"])
-    form = operator.get(url).context_data["adminform"].form
-    values = {name: value for name, value in form.initial.items() if value is not None}
-    page = operator.post(url, {**values, **change})
-    assert page.status_code == 200
-    assert words in page.content.decode()
-    assert PriorityClass.objects.get(label="interactive").ttft_target_ms == 300
+    assert page.count("the policy desk") == 3
 
 
 def test_the_three_classes_can_be_neither_added_nor_deleted(operator: Client) -> None:
@@ -124,7 +150,7 @@ def test_a_new_tenant_from_the_form_has_its_row_of_the_matrix(operator: Client) 
 
 def test_a_tenant_is_switched_off_and_its_keys_are_told(operator: Client, aurora: Any) -> None:
     url = reverse("admin:tenants_tenant_change", args=[aurora.tenant.id])
-    operator.post(url, {"name": "Aurora", "timezone": "UTC"})
+    operator.post(url, {name: value for name, value in opened(operator, url).items() if name != "is_active"})
     aurora.tenant.refresh_from_db()
     assert not aurora.tenant.is_active
 
@@ -261,16 +287,3 @@ def test_a_statement_is_downloaded_from_its_list(
     answer = operator.get(reverse("admin:billing_statement_file", args=[statement.pk, kind]))
     assert answer["Content-Type"].startswith(content_type)
     assert answer.content.startswith(start)
-
-
-def test_where_a_second_person_must_agree_the_admin_shows_the_policy_and_edits_nothing(
-    operator: Client, aurora: Any, settings: Any
-) -> None:
-    settings.RUBATO_POLICY_NEEDS_APPROVAL = True
-    before = PolicyVersion.objects.count()
-    page = operator.get(reverse("admin:tenants_quotapolicy_changelist"))
-    assert (page.status_code, b'name="form-0-weight"' in page.content) == (200, False)
-    operator.post(reverse("admin:tenants_quotapolicy_changelist"), matrix_form(aurora_default_weight=7))
-    row = reverse("admin:tenants_priorityclass_change", args=["batch"])
-    assert operator.post(row, {"floor_percent": 7}).status_code == 403
-    assert PolicyVersion.objects.count() == before

@@ -1,4 +1,4 @@
-"""Policy edits that wait, are approved, collide, and are taken back; and the lock that tells of a stale form."""
+"""Policy edits that wait, are approved, collide, and are taken back."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import pytest
 from django.core.exceptions import ValidationError
 from django.utils import timezone
 
-from scheduler_engine.policy import PriorityClass as ClassName
-from tenants import proposals, selectors, services
-from tenants.models import PolicyProposal, QuotaPolicy
+from tenants import audit, proposals, selectors, services
+from tenants.models import AuditEvent, PolicyProposal, PolicyVersion, QuotaPolicy
 from tenants.policy_changes import Change, Conflict, carried_over, conflicts, diff
 
 SOON = timedelta(hours=1)
@@ -35,7 +34,11 @@ def edited(place: str = "class batch", **fields: Any) -> dict[str, Any]:
 def propose(actor: str = "ann", wait: timedelta | None = SOON, **fields: Any) -> PolicyProposal:
     moment = None if wait is None else timezone.now() + wait
     return proposals.propose(
-        actor=actor, document=edited(**fields), based_on=now_in_force().version, effective_from=moment
+        actor=actor,
+        document=edited(**fields),
+        based_on=now_in_force().version,
+        reason="they pay more",
+        effective_from=moment,
     )
 
 
@@ -47,10 +50,10 @@ def floor() -> int:
     return now_in_force().policy["classes"]["batch"]["floor_percent"]
 
 
-def save_weight(account: Any, weight: int, expected_version: int | None = None, label: str = "default") -> Any:
+def save_weight(account: Any, weight: int, label: str = "default") -> Any:
     (row,) = QuotaPolicy.objects.filter(tenant=account.tenant, priority_class=label)
     policy = replace(selectors.tenant_class_policy(row), weight=weight)
-    return services.save_quotas(actor="bob", policies=[policy], expected_version=expected_version)
+    return services.save_quotas(actor="bob", policies=[policy])
 
 
 def test_an_edit_waits_for_its_moment_and_is_applied_once(aurora: Any) -> None:  # P75
@@ -128,14 +131,20 @@ def test_an_edit_the_engine_would_refuse_is_refused_when_proposed(aurora: Any, f
 
 def test_an_edit_of_a_version_that_never_was_is_refused(aurora: Any) -> None:
     with pytest.raises(ValidationError, match="no policy version 99"):
-        proposals.propose(actor="ann", document=edited(floor_percent=7), based_on=99)
+        proposals.propose(actor="ann", document=edited(floor_percent=7), based_on=99, reason="they pay more")
+
+
+def go_back(to_version: int, seen: int | None = None) -> PolicyProposal:
+    drafted = proposals.draft_back(actor="ann", to_version=to_version, based_on=seen or now_in_force().version)
+    return proposals.send_off(actor="ann", proposal_id=drafted.id, reason=drafted.reason)
 
 
 def test_going_back_makes_the_next_version_equal_to_an_older_one(aurora: Any) -> None:
     start = now_in_force()
     propose(wait=None, floor_percent=7)
     save_weight(aurora, 9)
-    back = proposals.roll_back(actor="ann", to_version=start.version, expected_version=now_in_force().version)
+    assert go_back(start.version).state == "applied"
+    back = PolicyVersion.objects.latest("version")
     assert diff(start.policy, back.document) == []
     assert (back.version, back.reason) == (start.version + 3, f"back to version {start.version}")
     assert QuotaPolicy.objects.get(tenant=aurora.tenant, priority_class="default").weight == 1
@@ -143,33 +152,63 @@ def test_going_back_makes_the_next_version_equal_to_an_older_one(aurora: Any) ->
 
 def test_going_back_leaves_tenants_alone_that_came_later(aurora: Any) -> None:
     start = now_in_force()
+    save_weight(aurora, 9)
     made = services.create_tenant(actor="tests", slug="late", name="Late")
-    proposals.roll_back(actor="ann", to_version=start.version, expected_version=now_in_force().version)
+    go_back(start.version)
     assert QuotaPolicy.objects.filter(tenant=made, priority_class="default", allowed=True).exists()
 
 
-def test_going_back_from_a_version_that_is_no_longer_in_force_is_refused(aurora: Any) -> None:
+def test_going_back_waits_for_a_second_person_like_any_edit(aurora: Any, settings: Any) -> None:
     start = now_in_force()
-    save_weight(aurora, 9)
-    with pytest.raises(services.StalePolicy) as stale:
-        proposals.roll_back(actor="ann", to_version=start.version, expected_version=start.version)
-    assert [(change.field, change.after) for change in stale.value.since] == [("weight", 9)]
+    propose(wait=None, floor_percent=7)
+    settings.RUBATO_POLICY_NEEDS_APPROVAL = True
+    proposal = go_back(start.version)
+    assert (proposal.state, floor()) == ("waiting", 7)
+    proposals.approve(actor="bob", proposal_id=proposal.id)
+    assert floor() == 5
 
 
-def test_a_form_that_is_older_than_the_cell_it_edits_changes_nothing(aurora: Any) -> None:
+def test_going_back_is_a_conflict_where_somebody_has_edited_the_same_field_since(aurora: Any) -> None:
+    start = now_in_force()
+    propose(wait=None, floor_percent=7)
     seen = now_in_force().version
-    save_weight(aurora, 5, seen)
-    with pytest.raises(services.StalePolicy) as stale:
-        save_weight(aurora, 6, seen)
-    assert [(change.before, change.after) for change in stale.value.since] == [(1, 5)]
-    assert QuotaPolicy.objects.get(tenant=aurora.tenant, priority_class="default").weight == 5
+    propose(wait=None, floor_percent=6)
+    assert (go_back(start.version, seen).state, floor()) == ("conflict", 6)
 
 
-def test_a_form_that_is_older_than_another_cell_only_is_taken(aurora: Any) -> None:
-    seen = now_in_force().version
-    save_weight(aurora, 5, seen, "batch")
-    save_weight(aurora, 6, seen)
-    assert QuotaPolicy.objects.get(tenant=aurora.tenant, priority_class="default").weight == 6
+@pytest.mark.parametrize("reason", ["", " \n"])
+def test_no_edit_is_sent_off_without_a_reason(aurora: Any, reason: str) -> None:
+    drafted = proposals.draft(actor="ann", document=edited(floor_percent=7), based_on=now_in_force().version)
+    with pytest.raises(ValidationError, match="with its reason"):
+        proposals.send_off(actor="ann", proposal_id=drafted.id, reason=reason)
+    assert floor() == 5
+
+
+def test_the_reason_of_an_edit_is_on_record_whoever_puts_it_in_force(aurora: Any, settings: Any) -> None:
+    settings.RUBATO_POLICY_NEEDS_APPROVAL = True
+    proposal = propose(wait=None, floor_percent=7)
+    with audit.request("req_of_the_approval"):
+        proposals.approve(actor="bob", proposal_id=proposal.id)
+    event = AuditEvent.objects.filter(object_type="priorityclass", action="update").latest("id")
+    assert (event.actor, event.reason, event.request_id) == ("ann", "they pay more", "req_of_the_approval")
+
+
+def test_an_edit_that_waited_for_approval_is_released_once_nobody_asks_for_it(aurora: Any, settings: Any) -> None:
+    settings.RUBATO_POLICY_NEEDS_APPROVAL = True
+    proposal = propose(wait=None, floor_percent=7)
+    with pytest.raises(ValidationError, match="second person"):
+        proposals.release(actor="ann", proposal_id=proposal.id)
+    settings.RUBATO_POLICY_NEEDS_APPROVAL = False
+    assert later() == []
+    assert proposals.release(actor="ann", proposal_id=proposal.id).state == "applied"
+    assert floor() == 7
+
+
+def test_what_waits_for_its_moment_is_not_released_before(aurora: Any) -> None:
+    proposal = propose(floor_percent=7)
+    with pytest.raises(ValidationError, match="for its moment"):
+        proposals.release(actor="ann", proposal_id=proposal.id)
+    assert floor() == 5
 
 
 def test_a_difference_names_place_field_before_and_after(aurora: Any) -> None:
@@ -191,11 +230,3 @@ def test_an_edit_is_carried_over_without_touching_its_source(aurora: Any) -> Non
     assert (moved["classes"]["batch"]["floor_percent"], start["classes"]["batch"]["floor_percent"]) == (7, 5)
     gone = Change("00000000-0000-0000-0000-000000000000 batch", "weight", 1, 2)
     assert carried_over([gone], start) == start
-
-
-def test_class_edits_know_the_same_lock(aurora: Any) -> None:
-    seen = now_in_force().version
-    batch = selectors.live_snapshot(0).classes[ClassName.BATCH]
-    services.save_classes(actor="ann", policies=[replace(batch, floor_percent=6)], expected_version=seen)
-    with pytest.raises(services.StalePolicy):
-        services.save_classes(actor="bob", policies=[replace(batch, floor_percent=7)], expected_version=seen)

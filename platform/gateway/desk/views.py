@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from django.conf import settings
 from django.contrib import messages
 from django.contrib.admin.views.decorators import staff_member_required
 from django.contrib.auth.decorators import permission_required
@@ -105,6 +106,8 @@ def proposal(request: HttpRequest, proposal_id: uuid.UUID) -> HttpResponse:
         "preview": Previews().find(str(found.id)),
         "names": names,
         "is_mine": found.created_by == request.user.get_username(),
+        "lacks_approval": proposals.lacks_approval(found),
+        "is_approval_asked": settings.RUBATO_POLICY_NEEDS_APPROVAL,
     }
     return render(request, "operator/policy/proposal.html", context)
 
@@ -147,21 +150,19 @@ def history(request: HttpRequest) -> HttpResponse:
 
 @operator
 def version(request: HttpRequest, number: int) -> HttpResponse:
-    """What one version changed against the one before, and what going back to it would change. POST goes back."""
+    """What one version changed against the one before, and what going back to it would change. POST drafts that."""
     then = selectors.policy_at(number)
     if then is None:
         raise Http404("There is no such version.")
     current = _in_force()
     if request.method == "POST":
-        return _go_back(request, number)
+        return _back(request, number)
     names = {str(tenant_id): name for tenant_id, name in Tenant.objects.values_list("id", "name")}
     before = selectors.policy_at(number - 1)
-    known = places(then.policy)
-    back = [change for change in diff(current.policy, then.policy) if change.place in known]
     context = {
         "version": get_object_or_404(PolicyVersion.objects.defer("document"), version=number),
         "changes": [_named(one, names) for one in diff(before.policy, then.policy)] if before else [],
-        "back": [_named(one, names) for one in back],
+        "back": [_named(one, names) for one in proposals.back_to(then.policy, current.policy)],
         "current": current.version,
     }
     return render(request, "operator/policy/version.html", context)
@@ -198,6 +199,8 @@ def _act(request: HttpRequest, found: PolicyProposal) -> HttpResponse:
             )
         elif action == "approve":
             found = proposals.approve(actor=actor, proposal_id=found.id)
+        elif action == "release":
+            found = proposals.release(actor=actor, proposal_id=found.id)
         elif action == "withdraw":
             proposals.withdraw(actor=actor, proposal_id=found.id)
             messages.success(request, "The edit is withdrawn.")
@@ -216,28 +219,21 @@ def _tell(request: HttpRequest, found: PolicyProposal) -> None:
         case PolicyProposal.State.CONFLICT:
             messages.error(request, f"Not in force: {found.outcome}. Make the edit again on the policy as it is now.")
         case _:
-            messages.success(request, "The edit waits.")
+            what = "somebody else's approval" if proposals.lacks_approval(found) else "its moment"
+            messages.success(request, f"The edit waits for {what}.")
 
 
-def _go_back(request: HttpRequest, number: int) -> HttpResponse:
+def _back(request: HttpRequest, number: int) -> HttpResponse:
     seen = _based_on(request, 0)
     if not seen:
         messages.error(request, "The form did not say which version was in force when you looked: look again.")
         return redirect("desk-version", number=number)
     try:
-        saved = proposals.roll_back(
-            actor=request.user.get_username(),
-            to_version=number,
-            expected_version=seen,
-            reason=_reason(request),
-        )
-    except services.StalePolicy as stale:
-        messages.error(request, f"Somebody saved version {stale.version} since you looked: look again.")
+        drafted = proposals.draft_back(actor=request.user.get_username(), to_version=number, based_on=seen)
     except ValidationError as refusal:
         messages.error(request, " ".join(refusal.messages))
-    else:
-        messages.success(request, f"Version {saved.version} is in force; it equals version {number}.")
-    return redirect("desk-version", number=number)
+        return redirect("desk-version", number=number)
+    return redirect("desk-proposal", proposal_id=drafted.id)
 
 
 def _drafted(request: HttpRequest, boxes: list[forms.Box]) -> HttpResponse | None:
@@ -312,7 +308,7 @@ def _page_number(request: HttpRequest) -> int:
 
 def _reason(request: HttpRequest) -> str:
     """As much of it as is kept; no text of the database holds a NUL."""
-    return request.POST.get("reason", "")[:1_000].replace("\0", "")
+    return request.POST.get("reason", "")[: audit.LONGEST_REASON].replace("\0", "")
 
 
 def _moment(request: HttpRequest) -> datetime | None:
