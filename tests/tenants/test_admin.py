@@ -91,7 +91,7 @@ def test_every_form_that_edits_rows_of_accounts_and_policy_knows_what_it_was_ope
     assert sorted(one.model.__name__ for one in editable) == ["Project", "Tenant"]
     for one in editable:
         assert isinstance(one, OneAtATime)
-        assert issubclass(one.get_form(request, one.model()), Opened)
+        assert issubclass(one.get_form(request, one.model(), change=True), Opened)
         assert not one.list_editable
 
 
