@@ -6,7 +6,7 @@ A day closes GRACE after its midnight in the tenant's zone, when no transaction 
 from __future__ import annotations
 
 import logging
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import date, datetime, time, timedelta
 from uuid import UUID
 from zoneinfo import ZoneInfo
@@ -106,6 +106,14 @@ def closes_at(tenant: Tenant) -> datetime | None:
     return None if found is None else found.ends_at + GRACE
 
 
+def so_far(tenant: Tenant, now: datetime) -> Statement | None:
+    """The day that is not closed yet, as its statement would read if it had ended ``now``; nothing is written. None
+    while it has no entries.
+    """
+    found = _next_day(tenant)
+    return None if found is None else _drawn_up(tenant, replace(found, ends_at=min(found.ends_at, now)))
+
+
 def _next_day(tenant: Tenant) -> _Day | None:
     """The day of the oldest entry that no statement holds yet."""
     zone = ZoneInfo(tenant.timezone)
@@ -131,9 +139,15 @@ def _midnight(day: date, zone: ZoneInfo) -> datetime:
 
 def _written(tenant: Tenant, found: _Day) -> Statement | None:
     """None where another closer was faster: it wrote the same."""
+    statement = _drawn_up(tenant, found)
+    Statement.objects.bulk_create([statement], ignore_conflicts=True)
+    return Statement.objects.filter(id=statement.id).first()
+
+
+def _drawn_up(tenant: Tenant, found: _Day) -> Statement:
     starts_at, ends_at = found.starts_at, found.ends_at
     charged, adjusted, credited = _totals(tenant.id, starts_at, ends_at)
-    statement = Statement(
+    return Statement(
         tenant=tenant,
         day=found.day,
         zone=tenant.timezone,
@@ -146,8 +160,6 @@ def _written(tenant: Tenant, found: _Day) -> Statement | None:
         credited_micros=credited,
         total_micros=charged + adjusted - credited,
     )
-    Statement.objects.bulk_create([statement], ignore_conflicts=True)
-    return Statement.objects.filter(id=statement.id).first()
 
 
 def _stated(statement: Statement) -> tuple[int, int, int]:

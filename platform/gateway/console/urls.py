@@ -39,6 +39,7 @@ urlpatterns = [
     path("console/<slug:slug>/projects", keys.projects, name="console-projects"),
     path("console/<slug:slug>/usage", money.usage, name="console-usage"),
     path("console/<slug:slug>/statements", money.statement_list, name="console-statements"),
+    path("console/<slug:slug>/statements/open", money.open_statement, name="console-statement-open"),
     path("console/<slug:slug>/statements/<uuid:statement_id>", money.statement, name="console-statement-page"),
     re_path(
         r"^console/(?P<slug>[-a-z0-9]+)/statements/(?P<statement_id>[-0-9a-f]{36})\.(?P<kind>csv|pdf)$",

@@ -6,14 +6,14 @@ import csv
 import io
 import uuid
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
 
 from django.conf import settings
 from django.db.models import Sum
 from django.http import Http404, HttpRequest, HttpResponse
-from django.shortcuts import get_object_or_404, render
+from django.shortcuts import get_object_or_404, redirect, render
 from django.utils import timezone
 
 from billing import documents, statements
@@ -106,7 +106,7 @@ def statement_list(request: HttpRequest, me: Member) -> HttpResponse:
         "me": me,
         "statements": found,
         "page": some,
-        "first_at": None if found else statements.closes_at(me.tenant),
+        "closes_at": statements.closes_at(me.tenant),
         "currency": settings.RUBATO_CURRENCY,
     }
     return render(request, "console/statements.html", context)
@@ -115,10 +115,25 @@ def statement_list(request: HttpRequest, me: Member) -> HttpResponse:
 @page(Capability.SEE_MONEY)
 def statement(request: HttpRequest, me: Member, statement_id: uuid.UUID) -> HttpResponse:
     """One closed day: its lines and corrections, and beside its total the sum of the ledger's entries themselves."""
-    found = get_object_or_404(Statement, id=statement_id)
+    return _statement_page(request, me, get_object_or_404(Statement, id=statement_id))
+
+
+@page(Capability.SEE_MONEY)
+def open_statement(request: HttpRequest, me: Member) -> HttpResponse:
+    """The day that is not closed yet, as far as it has come."""
+    found = statements.so_far(me.tenant, timezone.now())
+    if found is None:
+        return redirect("console-statements", slug=me.tenant.slug)
+    return _statement_page(request, me, found, closes_at=statements.closes_at(me.tenant))
+
+
+def _statement_page(
+    request: HttpRequest, me: Member, found: Statement, closes_at: datetime | None = None
+) -> HttpResponse:
     in_ledger = _ledger_total(found)
     context = {
         "me": me,
+        "closes_at": closes_at,
         "statement": found,
         "lines": [(line, documents.money(line["cost_micros"])) for line in found.lines],
         "corrections": [(one, documents.money(one["amount_micros"])) for one in found.corrections],
