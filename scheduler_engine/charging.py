@@ -36,9 +36,9 @@ def charge_step(state: EngineState, draft: Draft, duration_us: int, now_us: int)
     if not total:
         return
     rate, rest = divmod(duration_us << UNIT_BITS, total)
-    served = [0 for _ in RANKS]
+    row_price, token_price, served = rate * row_cost, rate * token_cost, [0] * len(RANKS)
     for seats, decode_cost in zip(taking_part, decode_costs, strict=True):
-        seats.meter.price(rate * row_cost, rate * token_cost)
+        seats.meter.price(row_price, token_price)
         served[seats.rank] = rate * decode_cost
     for (live, _), row_ns in zip(draft.chunks, chunk_ns, strict=True):
         units = rate * (row_ns + 1) * _FINE

@@ -65,21 +65,32 @@ class QuietSteps:
             return False
         state.now_us = state.journal.now_us = now_us
         engine._take_in(now_us)
-        budget = StepBudget(state, first_token_hold_allowed=False)
-        for rank, members in enumerate(running.decoding):
-            if members:
-                num_tokens = running.decode_tokens[rank]
-                if state.cost.decode_ns(len(members), num_tokens) > budget.decode_room_ns(rank):
-                    return False
-                budget.grant_decodes(len(members), num_tokens)
+        token_budget = self._token_budget()
+        if token_budget is None:
+            return False
         for at_edge in running.at_block_edge:
             for live in tuple(at_edge.values()):
                 running.grow(live, state.device.take_one())
                 live.granted_step = state.step
         draft.step, draft.now_us = state.step, now_us
-        token_budget = budget.allowed_tokens if state.journal.chain.is_kept else 0
         state.journal.close_plan(draft, token_budget=token_budget, wake_at_us=engine._wake_at_us(now_us))
         return True
+
+    def _token_budget(self) -> int | None:
+        """Of the step; None where the promises of a class make decodes below it wait. Nothing binds those at the top:
+        where nobody asks for the number either, it is 0.
+        """
+        state, decoding = self._state, self._state.running.decoding
+        if not state.journal.chain.is_kept and not any(decoding[1:]):
+            return 0
+        budget = StepBudget(state, first_token_hold_allowed=False)
+        for rank, members in enumerate(decoding):
+            if members:
+                num_tokens = state.running.decode_tokens[rank]
+                if state.cost.decode_ns(len(members), num_tokens) > budget.decode_room_ns(rank):
+                    return None
+                budget.grant_decodes(len(members), num_tokens)
+        return budget.allowed_tokens
 
     def _may_be_quiet(self, now_us: int) -> bool:
         engine, state = self._engine, self._state

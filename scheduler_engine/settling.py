@@ -34,9 +34,10 @@ def check_result(state: EngineState, plan: StepPlan, result: StepResult) -> None
             raise Misuse(f"completed copy of {request_id}, which has none under way")
     if plan.num_rows and min(result.sampled_token_ids) < 0:
         failed = {failure.request_id for failure in result.failed}
-        for row, token_id in zip(plan.rows, result.sampled_token_ids, strict=True):
-            if row.samples and token_id < 0 and row.request_id not in failed:
-                raise Misuse(f"row of {row.request_id} neither sampled nor failed")
+        sampling = [*plan.decodes.request_ids, *(chunk.request_id if chunk.samples else None for chunk in plan.chunks)]
+        for name, token_id in zip(sampling, result.sampled_token_ids, strict=True):
+            if token_id < 0 and name is not None and name not in failed:
+                raise Misuse(f"row of {name} neither sampled nor failed")
 
 
 class Settlement:

@@ -153,7 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         type=positive,
         default=min(2, os.cpu_count() or 1),
         metavar="N",
-        help="runs at a time, with --policy (default: %(default)s: the recorded policy and the other one)",
+        help="at once, with --policy: halves of the log, then runs that might have been (default: %(default)s)",
     )
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     parser.add_argument("--progress", action="store_true", help="a line of JSON on stderr for each percent done")

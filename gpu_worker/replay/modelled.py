@@ -66,13 +66,13 @@ class ModelledRun:
         while self._now_us < until_us and (self._engine.has_work or self._next < len(self._inputs)):
             self._hear()
             plan = self._engine.plan_step(self._now_us)
-            result = self._execute(plan)
+            is_empty, result = plan.is_empty, self._execute(plan)
             planned_us, self._now_us = self._now_us, self._now_us + result.duration_us
-            self._now_us += 0 if plan.is_empty else self._within_us
+            self._now_us += 0 if is_empty else self._within_us
             events = self._engine.apply_step(result, self._now_us)
-            self.tally.stepped(plan, result, events, self._engine, planned_us, self._now_us)
-            self._now_us += self._between_us if not plan.is_empty else 0
-            if plan.is_empty and not (events.rejected or events.finished):
+            self.tally.stepped(is_empty, result.duration_us, events, self._engine, planned_us, self._now_us)
+            self._now_us += 0 if is_empty else self._between_us
+            if is_empty and not (events.rejected or events.finished):
                 self._sleep(plan.wake_at_us, until_us)
             self._decode_on(until_us)
             num_turns += 1

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpu_worker.replay.fitting import Load, StepModel, Weather, decodes_load, load_of
+from gpu_worker.replay.fitting import Load, StepModel, Weather, decodes_load
 from gpu_worker.replay.record_log import Boot, Cancelled, Closed, Entry, Input, Stepped, Submitted
-from gpu_worker.replay.rerun import Listener, request_of, result_of
+from gpu_worker.replay.rerun import request_of
+from gpu_worker.replay.seen import Decided, Decoded, Seen
 from gpu_worker.replay.tally import Stretch, Tally
 from scheduler_engine.cost import CostConstants
-from scheduler_engine.events import StepEvents
-from scheduler_engine.plan import DecodeColumns, StepPlan, StepResult
 from scheduler_engine.policy import PriorityClass
-from scheduler_engine.scheduler import Scheduler
 
 _SIBLING_REFUSED = "sibling_refused"  # a cancel that another decision brought about: not part of the traffic
 
@@ -27,9 +24,9 @@ class Moment:
     entry: Input
 
 
-class Reality(Listener):
-    """What really happened, and all that a run that might have been needs of it: once the log has been replayed and
-    the model fitted.
+class Reality:
+    """What really happened, and all that a run that might have been needs of it: once all of the log has been seen, and
+    ``close`` called.
     """
 
     def __init__(self, cost: CostConstants, bytes_per_block: int) -> None:
@@ -42,10 +39,18 @@ class Reality(Listener):
         self.began_us: list[int] = []
         self.within_us = self.between_us = 0  # sums of the loop's own time in a step, and from one to the next
         self._last: tuple[int, bool] = (0, False)
-        self._result: StepResult | None = None
         self._now_us = 0
 
-    def told(self, entry: Entry, engine: Scheduler) -> None:
+    def see(self, seen: Seen) -> None:
+        """One thing after the other, in order."""
+        if isinstance(seen, Decoded):
+            self._decoded(seen)
+        elif isinstance(seen, Decided):
+            self._decided(seen)
+        else:
+            self._told(seen)
+
+    def _told(self, entry: Entry) -> None:
         if isinstance(entry, Boot):
             self._now_us = entry.now_us
             return
@@ -55,42 +60,38 @@ class Reality(Listener):
             self._now_us = max(self._now_us, entry.at_us)
         if isinstance(entry, Cancelled) and entry.reason == _SIBLING_REFUSED:
             return
-        if not isinstance(entry, Boot | Stepped | Closed):
+        if not isinstance(entry, Stepped | Closed):
             self.inputs.append(Moment(entry.at_us if isinstance(entry, Submitted) else self._now_us, entry))
 
-    def planned(self, plan: StepPlan, entry: Stepped) -> None:
-        self._result = result_of(plan, entry)
-        if not plan.is_empty:
-            self._measure(load_of(plan), entry)
+    def _decided(self, seen: Decided) -> None:
+        planned_us, applied_us, duration_us, load, events, waiting = seen
+        if load is not None:
+            self._measure(load, planned_us, applied_us, duration_us)
+        self._now_us = applied_us
+        self._last = (applied_us, load is not None)
+        self.tally.stepped(load is None, duration_us, events, waiting, planned_us, applied_us)
 
-    def _measure(self, load: Load, entry: Stepped) -> None:
+    def _decoded(self, seen: Decoded) -> None:
+        request_ids, num_attended, planned_us, applied_us, durations_us = seen
+        num_rows = len(request_ids)
+        for times_us in zip(planned_us, applied_us, durations_us, strict=True):
+            self._measure(decodes_load(num_rows, num_attended), *times_us)
+            num_attended += num_rows
+        self._now_us = applied_us[-1]
+        span_us = planned_us[0], applied_us[0], applied_us[-1]
+        self.tally.decoded(Stretch(request_ids, len(durations_us), sum(durations_us), *span_us))
+
+    def _measure(self, load: Load, planned_us: int, applied_us: int, duration_us: int) -> None:
         """A step that was not empty."""
         self.loads.append(load)
-        self.durations_us.append(entry.duration_us)
-        self.began_us.append(entry.planned_us)
-        self.model.observe(load, entry.duration_us)
-        self.within_us += entry.applied_us - entry.planned_us - entry.duration_us
+        self.durations_us.append(duration_us)
+        self.began_us.append(planned_us)
+        self.model.observe(load, duration_us)
+        self.within_us += applied_us - planned_us - duration_us
         last_us, was_busy = self._last
         if was_busy:
-            self.between_us += entry.planned_us - last_us
-        self._last = (entry.applied_us, True)
-
-    def applied(self, plan: StepPlan, events: StepEvents, entry: Stepped, engine: Scheduler) -> None:
-        self._now_us = entry.applied_us
-        self._last = (entry.applied_us, not plan.is_empty)
-        if self._result is not None:
-            self.tally.stepped(plan, self._result, events, engine, entry.planned_us, entry.applied_us)
-
-    def decoded(self, decodes: DecodeColumns, entries: Sequence[Stepped]) -> None:
-        first, last = entries[0], entries[-1]
-        num_rows, num_attended = len(decodes), decodes.num_attended
-        for entry in entries:
-            self._measure(decodes_load(num_rows, num_attended), entry)
-            num_attended += num_rows
-        self._now_us = last.applied_us
-        busy_us = sum([entry.duration_us for entry in entries])
-        times_us = first.planned_us, first.applied_us, last.applied_us
-        self.tally.decoded(Stretch(decodes.request_ids, len(entries), busy_us, *times_us))
+            self.between_us += planned_us - last_us
+        self._last = (applied_us, True)
 
     def close(self) -> None:
         """The log has been told: what runs that might have been need is made ready, once for all of them."""

@@ -64,6 +64,9 @@ class Diverged(Exception):
         super().__init__(str(difference))
         self.difference = difference
 
+    def __reduce__(self) -> tuple[type[Diverged], tuple[Difference]]:
+        return Diverged, (self.difference,)
+
 
 class Listener:
     """What somebody may want to see of a rerun. Does nothing; override what is of interest."""
@@ -120,18 +123,23 @@ def replay(files: Sequence[LogFile], listener: Listener | None = None, progress:
             continue
         num_steps = steps.close()
         if isinstance(entry, Boot | Closed):
-            if isinstance(entry, Boot) and not is_closed:
-                raise LogError(f"{files[0].path} or what follows it begins anew before it was closed")
+            check_next(Replayed(num_steps, engine.digest, engine, not is_closed), entry, files[0])
             is_closed = isinstance(entry, Closed)
-            counted = entry.num_steps if isinstance(entry, Closed) else entry.step
-            if counted != num_steps:
-                raise LogError(f"{files[0].path} and what follows it hold {num_steps} steps, and count {counted}")
-            if entry.digest != engine.digest:
-                raise Diverged(Difference(num_steps, "the digest after the last step is another", None, None))
         else:
             listener.told(entry, engine)
             tell(engine, entry)
     return Replayed(steps.close(), engine.digest, engine, files[-1].is_cut or not is_closed)
+
+
+def check_next(replayed: Replayed, entry: Boot | Closed, file: LogFile) -> None:
+    """Of what follows what was replayed. ``file``: with which that began. Raises LogError and Diverged."""
+    if isinstance(entry, Boot) and replayed.is_cut:
+        raise LogError(f"{file.path} or what follows it begins anew before it was closed")
+    counted = entry.num_steps if isinstance(entry, Closed) else entry.step
+    if counted != replayed.num_steps:
+        raise LogError(f"{file.path} and what follows it hold {replayed.num_steps} steps, and count {counted}")
+    if entry.digest != replayed.digest:
+        raise Diverged(Difference(replayed.num_steps, "the digest after the last step is another", None, None))
 
 
 def engine_of(boot: Boot, file: LogFile) -> Scheduler:

@@ -5,6 +5,7 @@ Knows processes and pipes; refuses to know what runs.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
@@ -58,6 +59,31 @@ def side_by_side(runs: Iterator[Run], most: int, show: Callable[[int, float], No
             process.kill()
             process.join()
             told.close()
+
+
+@contextlib.contextmanager
+def beside(run: Callable[[], Any]) -> Iterator[Callable[[], Any]]:
+    """A run in a process of its own, while the caller does something else: call what comes with it for its result.
+
+    Without forks it runs when it is asked for. What it raises is raised then.
+    """
+    if not _CAN_FORK:
+        yield run
+        return
+    told, process = _begin(lambda show: run())
+
+    def result() -> Any:
+        word, value = _heard(told)
+        if word == "raised":
+            raise value
+        return value
+
+    try:
+        yield result
+    finally:
+        process.kill()
+        process.join()
+        told.close()
 
 
 def _heard(told: Connection) -> tuple[str, Any]:

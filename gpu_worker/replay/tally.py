@@ -10,12 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from gpu_worker.simulation.watch import FairnessGap
+from gpu_worker.simulation.watch import FairnessGap, Services
 from scheduler_engine.events import FinishReason, Resource, StepEvents
-from scheduler_engine.plan import StepPlan, StepResult
 from scheduler_engine.policy import PriorityClass
 from scheduler_engine.request import Request, RequestId
-from scheduler_engine.scheduler import Scheduler
 
 LEAST_FOR_A_TAIL = 100  # first tokens: of fewer, the 99th percentile is the slowest one and says nothing
 
@@ -83,15 +81,15 @@ class Tally:
             self.began_us = now_us
 
     def stepped(
-        self, plan: StepPlan, result: StepResult, events: StepEvents, engine: Scheduler, planned_us: int, now_us: int
+        self, is_empty: bool, duration_us: int, events: StepEvents, services: Services, planned_us: int, now_us: int
     ) -> None:
-        """After the step was applied at ``now_us``."""
-        self._begin(None if plan.is_empty else planned_us)
+        """After the step was applied at ``now_us``; ``is_empty``: of its plan."""
+        self._begin(None if is_empty else planned_us)
         if not self.is_over:
             self.ended_us = now_us
-        if not (plan.is_empty or self.is_over):
+        if not (is_empty or self.is_over):
             self.num_steps += 1
-            self.busy_us += result.duration_us
+            self.busy_us += duration_us
         self._take(events.tokens.request_ids, 1, now_us)
         for preempted in events.preempted:
             self._preempted(preempted.request_id, preempted.lever.value, preempted.resource)
@@ -107,7 +105,7 @@ class Tally:
             for row in () if seen is None else seen.rows:
                 row.completed += is_own_end
                 row.ended_otherwise += not is_own_end
-        self._gap.look(engine)
+        self._gap.look(services)
 
     def decoded(self, stretch: Stretch) -> None:
         """After it, while nobody waited."""

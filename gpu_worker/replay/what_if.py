@@ -11,15 +11,18 @@ import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from gpu_worker.replay.checkpoint import fingerprint
 from gpu_worker.replay.fitting import Load
 from gpu_worker.replay.modelled import ModelledRun
 from gpu_worker.replay.reality import Reality
 from gpu_worker.replay.record_log import Boot, LogFile, log_files
-from gpu_worker.replay.rerun import engine_of, replay
-from gpu_worker.replay.side_by_side import Run, Show, side_by_side
+from gpu_worker.replay.rerun import check_next, engine_of, replay
+from gpu_worker.replay.seen import Eye, Seen
+from gpu_worker.replay.side_by_side import Run, Show, beside, side_by_side
 from gpu_worker.replay.spread import middle
 from scheduler_engine.cost import CostConstants
 from scheduler_engine.policy import PolicySnapshot, snapshot_to_dict
@@ -49,8 +52,8 @@ def what_if(
 
     ``model`` and ``what_if`` are medians over ``draws`` of the noise of the steps, the same for both, with the least
     and the most of them as ``spread``. No draw but the first is begun after ``seconds``. Without a policy there is no
-    ``what_if``: only the error is asked for. With ``processes`` so many of these runs are made at a time; what comes
-    out is the same.
+    ``what_if``: only the error is asked for. With two ``processes`` or more the log is told in two halves, and so many
+    runs are made at a time; what comes out is the same.
 
     Raises LogError for a log that cannot be used, Diverged where this engine does not decide as the log's did, Stopped
     once ``should_stop`` says so (asked with every report of progress).
@@ -61,7 +64,7 @@ def what_if(
     files = log_files(log) if isinstance(log, Path) else log
     boot = files[0].boot()
     reality = Reality(CostConstants(**boot.cost), int(boot.config["bytes_per_block"]))
-    replay(files, reality, lambda done, total: bar.show_log(done / max(1, total)))
+    _look_at(files, reality, processes, bar.show_log)
     reality.close()
     bar.begin_draws()
 
@@ -89,6 +92,37 @@ def what_if(
         "assumed_lengths": found[-1].num_assumed,
         "step_model_us": dict(zip(Load._fields, (round(us, 6) for us in reality.model.microseconds), strict=True)),
     }
+
+
+def _look_at(files: Sequence[LogFile], reality: Reality, processes: int, show: Show) -> None:
+    """Replay all of it. Where there may be two processes, and a file in the middle has the state that this engine can
+    take up, the other one replays from there on.
+    """
+    first = _first_of_second_half(files) if processes > 1 else len(files)
+    seen: list[Seen] = []
+    with beside(functools.partial(_seen, files[first:])) if first < len(files) else nullcontext(lambda: seen) as rest:
+        replayed = replay(files[:first], Eye(reality.see), lambda done, total: show(done / max(1, total)))
+        if first < len(files):
+            check_next(replayed, files[first].boot(), files[0])
+        for each in rest():
+            reality.see(each)
+
+
+def _first_of_second_half(files: Sequence[LogFile]) -> int:
+    """The file nearest to the middle from which a replay may begin; one past the last where there is none."""
+    total, before, found = sum(file.num_bytes for file in files), 0, (1.0, len(files))
+    for number, file in enumerate(files):
+        boot = file.boot() if number else None
+        if boot is not None and boot.checkpoint is not None and boot.engine == fingerprint():
+            found = min(found, (abs(before / max(1, total) - 0.5), number))
+        before += file.num_bytes
+    return found[1]
+
+
+def _seen(files: Sequence[LogFile]) -> list[Seen]:
+    found: list[Seen] = []
+    replay(files, Eye(found.append))
+    return found
 
 
 class _Found(NamedTuple):

@@ -17,16 +17,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from gpu_worker.replay import rerun
 from gpu_worker.replay.log_writer import LogWriter
-from gpu_worker.replay.record_log import Stepped, log_files
+from gpu_worker.replay.record_log import LogError, LogFile, Stepped, log_files
 from gpu_worker.replay.recording import RecordingScheduler
-from gpu_worker.replay.rerun import Listener, replay
+from gpu_worker.replay.rerun import Diverged, Listener, replay
 from gpu_worker.replay.side_by_side import Run, RunLost, Show, side_by_side
+from gpu_worker.replay.what_if import what_if
 from scheduler_engine.config import EngineConfig
 from scheduler_engine.errors import Misuse
 from scheduler_engine.plan import DecodeColumns, StepResult
@@ -35,7 +37,8 @@ from scheduler_engine.quiet import QuietSteps
 from scheduler_engine.request import Request, RequestId
 from scheduler_engine.scheduler import Scheduler
 from tests.gpu_worker.replay.random_run import CONFIG, COST, POLICY, RandomRun
-from tests.gpu_worker.replay.test_replay import ORIGIN
+from tests.gpu_worker.replay.test_replay import ORIGIN, Wall, rewrite
+from tests.gpu_worker.replay.test_replay import recorded as recorded_files
 
 NUM_STEPS = 600
 
@@ -234,3 +237,33 @@ def _endless(show: Show) -> None:
 
 def _killed(show: Show) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def long_log(tmp_path_factory: pytest.TempPathFactory) -> list[LogFile]:
+    """Five files, with copies, failures and an edit of the policy in the third."""
+    folder = tmp_path_factory.mktemp("long")
+    recorded_files(folder, 8, 2_000, wall=Wall())
+    return log_files(folder)
+
+
+def test_a_what_if_is_the_same_in_one_process_and_in_two(long_log: list[LogFile]) -> None:
+    assert len(long_log) > 3
+    other = replace(POLICY, version=3)
+    alone, beside = (what_if(long_log, other, draws=2, processes=number) for number in (1, 2))
+    assert beside == alone
+
+
+def test_what_the_other_process_finds_wrong_is_told(long_log: list[LogFile]) -> None:
+    """The second half is told in a process of its own: what it raises comes over."""
+    for left_out in range(1, len(long_log) - 1):
+        files = [file for number, file in enumerate(long_log) if number != left_out]
+        with pytest.raises(LogError, match=r"hold \d+ steps, and count"):
+            what_if(files, None, draws=1, processes=2)
+    last = long_log[-1]
+    entries = [entry for _, some in last.frames() for entry in some]
+    (at, step) = next((at, each) for at, each in enumerate(entries) if isinstance(each, Stepped) and each.records)
+    entries[at] = msgspec.structs.replace(step, records=b"")
+    spoiled = rewrite(last.path.with_name("spoiled.rlog"), entries)
+    with pytest.raises(Diverged, match="a decision is another"):
+        what_if([*long_log[:-1], LogFile(spoiled)], None, draws=1, processes=2)
