@@ -203,7 +203,13 @@ class KeyTable:
 
     def __init__(self, conninfo: str, max_connections: int = 4) -> None:
         self._pool = AsyncConnectionPool(
-            conninfo, min_size=0, max_size=max_connections, timeout=5, open=False, kwargs={"autocommit": True}
+            conninfo,
+            min_size=0,
+            max_size=max_connections,
+            timeout=5,
+            open=False,
+            kwargs={"autocommit": True},
+            check=AsyncConnectionPool.check_connection,
         )
 
     async def open(self) -> None:

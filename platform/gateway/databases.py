@@ -48,6 +48,7 @@ def _one(alias: str, url: str) -> dict[str, Any]:
         "HOST": parts.hostname or "",
         "PORT": str(parts.port or ""),
         "CONN_MAX_AGE": 0,
+        "CONN_HEALTH_CHECKS": True,  # what the pool hands out answers: a server that restarted cut all it has
         "OPTIONS": options,
         "TEST": test,
     }

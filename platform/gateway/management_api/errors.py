@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from django.core.exceptions import ObjectDoesNotExist
 from django.core.exceptions import ValidationError as ModelError
+from django.db import InterfaceError, OperationalError
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from django.template import loader
 from django.views import defaults
 from django.views.decorators.csrf import csrf_exempt
+from psycopg_pool import PoolTimeout
 from rest_framework import exceptions
 from rest_framework.response import Response
 from rest_framework.views import exception_handler
+
+from gateway.errors import Reason, Refusal
 
 _TYPES = {
     401: ("authentication_error", "invalid_api_key"),
@@ -27,6 +33,7 @@ _WORDS = {  # what DRF calls a wrong field -> how its message begins, and its co
     "required": ("Missing required parameter: {!r}.", "missing_required_parameter"),
     "unknown": ("Unknown parameter: {!r}.", "unknown_parameter"),
 }
+_DATABASE_AWAY = (OperationalError, InterfaceError, PoolTimeout)
 _NOT_FOUND = "There is no such object."
 
 
@@ -91,10 +98,19 @@ def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
 
 
 def internal(request: HttpRequest) -> HttpResponse:
-    """Django's handler500."""
+    """Django's handler500, called while the error is handled: a database that does not answer is a 503."""
+    if isinstance(sys.exc_info()[1], _DATABASE_AWAY):
+        return _away(request)
     if _is_api(request):
         return JsonResponse(error_body(500, "Something went wrong on our side."), status=500)
     return defaults.server_error(request)
+
+
+def _away(request: HttpRequest) -> HttpResponse:
+    refusal = Refusal(reason=Reason.UNAVAILABLE, message="The database does not answer; please come again.")
+    if _is_api(request):
+        return HttpResponse(refusal.body(), status=503, content_type="application/json", headers=refusal.headers())
+    return HttpResponse(loader.get_template("503.html").render(), status=503, headers=refusal.headers())
 
 
 def _is_api(request: HttpRequest) -> bool:
