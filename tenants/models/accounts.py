@@ -180,7 +180,10 @@ class AuditEvent(models.Model):
 
     class Meta:
         ordering = ["-id"]
-        indexes = [models.Index(fields=["tenant_id", "-id"], name="audit_by_tenant")]
+        indexes = [
+            models.Index(fields=["tenant_id", "-id"], name="audit_by_tenant"),
+            models.Index(fields=["object_id"], name="audit_by_object"),
+        ]
 
     def __str__(self) -> str:
         return f"{self.actor}: {self.action} {self.object_type} {self.object_id}"

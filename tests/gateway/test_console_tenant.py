@@ -15,6 +15,7 @@ from django.utils import timezone
 from billing import services as billing_services
 from billing import statements
 from billing.models import Statement
+from gateway.webhooks.models import Endpoint
 from tenants import api_keys, members, services
 from tenants.models import ApiKey, AuditEvent, Invitation, Membership, Project, Tenant
 from tenants.roles import Capability, Role, may
@@ -274,6 +275,29 @@ def test_whoever_comes_or_goes_is_on_the_trail_by_name_and_with_the_role(house: 
     assert "key made reports role: billing" in page
     assert "invitation made new@aurora.example role: auditor" in page
     assert "member removed developer@aurora.example role: developer" in page
+
+
+def test_whatever_changes_is_on_the_trail_by_name_and_with_its_request(house: House) -> None:
+    owner = house.people[Role.OWNER]
+    owner.post(house.at("members/{member}/role"), {"role": "auditor"})
+    owner.post(house.at("members/{member}/remove"))
+    owner.post(house.at("keys/{key}/rotate"), {"grace": "3600"})
+    owner.post(house.at("keys/{key}/revoke"))
+    owner.post(house.at("webhooks"), {"url": "https://hooks.example/rubato", "events": ["key.revoked"]})
+    endpoint = Endpoint.objects.get()
+    owner.post(house.at(f"webhooks/{endpoint.id}/remove"))
+    answer = owner.get(house.at("trail"))
+    told = {(one.what, one.called) for one in answer.context["events"]}
+    key, member = house.key.name, "developer@aurora.example"
+    assert told >= {
+        *(("key rotated", key), ("key revoked", key), ("member changed", member), ("member removed", member)),
+        *(("webhook endpoint made", endpoint.url), ("webhook endpoint removed", endpoint.url)),
+    }
+    assert all(called for _, called in told)
+    for one in answer.context["events"]:
+        if one.event.actor != "tests":
+            assert one.event.request_id.startswith("req_")
+            assert one.event.request_id in text_of(answer)
 
 
 @pytest.mark.parametrize("page", ["/operator/live", "/operator/policy/", "/operator/policy/classes", "/console/"])

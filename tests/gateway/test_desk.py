@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from django.test import Client
 
+from gateway.desk.preview import Preview, Previews
 from scheduler_engine.policy import PriorityClass as ClassName
 from tenants import selectors, services
 from tenants.models import AuditEvent, PolicyProposal, PolicyVersion, QuotaPolicy
@@ -234,6 +235,27 @@ def test_while_redis_is_away_an_edit_can_still_be_seen_and_saved(house: Any, set
     assert "The replay failed: Redis does not answer" in page
     act(house.alice, proposal, action="send")
     assert weight() == 7
+
+
+def test_a_replay_of_no_request_says_that_there_was_none_and_can_be_asked_for_again(house: Any) -> None:
+    proposal = drafted(house.alice, default__weight="7")
+    nothing: dict[str, Any] = {"classes": {}, "tenants": {}}
+    result = {"seconds": 2_445, "draws": 1, "happened": nothing, "model": nothing, "what_if": nothing}
+    Previews()._keep(str(proposal.id), Preview("done", result=result | {"error_percent": {}}))
+    page = house.alice.get(f"/operator/policy/edits/{proposal.id}").content.decode()
+    assert "Nothing was recorded: no request came in that time" in page
+    assert "40 min" not in page
+    assert "error of this preview" not in page
+    assert ">Replay the hour</button>" in page
+
+
+def test_a_pause_asked_by_htmx_answers_with_the_button_as_it_is_then(house: Any) -> None:
+    place = f"/operator/policy/pause/{house.tenant.id}/default"
+    for action, then in (("pause", "Resume"), ("resume", "Pause"), ("resume", "Pause")):
+        answer = house.alice.post(place, {"action": action}, headers={"HX-Request": "true"})
+        page = answer.content.decode()
+        assert (answer.status_code, page.count("<button"), f">{then}<" in page) == (200, 1, True)
+    assert "default was not paused for Aurora" in page
 
 
 @pytest.mark.parametrize("page", ["", "classes", "history", "versions/1"])

@@ -5,7 +5,19 @@ from django.urls import path, re_path
 from django.views.generic import RedirectView
 
 from gateway.console import live_views, views
-from gateway.console.pages import alerts, batches, entrance, keys, live, money, people, playground, start, webhooks
+from gateway.console.pages import (
+    alerts,
+    batches,
+    entrance,
+    keys,
+    live,
+    money,
+    people,
+    playground,
+    start,
+    trail,
+    webhooks,
+)
 
 urlpatterns = [
     path("", views.front, name="front"),
@@ -50,6 +62,6 @@ urlpatterns = [
     path("console/<slug:slug>/members/<uuid:member_id>/role", people.change_role, name="console-role"),
     path("console/<slug:slug>/members/<uuid:member_id>/remove", people.remove, name="console-remove"),
     path("console/<slug:slug>/invitations/<uuid:invitation_id>", people.take_back, name="console-take-back"),
-    path("console/<slug:slug>/trail", people.trail, name="console-trail"),
+    path("console/<slug:slug>/trail", trail.trail, name="console-trail"),
     path("favicon.ico", RedirectView.as_view(url=static("console/mark.svg"))),  # browsers ask for it on admin pages
 ]

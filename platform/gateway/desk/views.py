@@ -172,7 +172,8 @@ def version(request: HttpRequest, number: int) -> HttpResponse:
 @require_POST
 def pause(request: HttpRequest, tenant_id: uuid.UUID, label: str) -> HttpResponse:
     """Emergency: the cell lets nobody in any more, within a second, without approval; or, where it was paused, does so
-    again. What was never granted is granted by an edit alone, which is seen first.
+    again. What was never granted is granted by an edit alone, which is seen first. Asked by htmx, it answers with the
+    button as it is then, and leaves the rest of the page alone.
     """
     row = get_object_or_404(QuotaPolicy, tenant_id=tenant_id, priority_class=label)
     is_paused, actor = request.POST.get("action") != "resume", request.user.get_username()
@@ -184,7 +185,11 @@ def pause(request: HttpRequest, tenant_id: uuid.UUID, label: str) -> HttpRespons
         messages.error(request, " ".join(refusal.messages))
     else:
         messages.success(request, f"{row.tenant.name}, {label}: {'paused' if is_paused else 'resumed'}.")
-    return redirect("desk")
+    if "HX-Request" not in request.headers:
+        return redirect("desk")
+    row.refresh_from_db()
+    told = {"tenant_id": tenant_id, "tenant": row.tenant.name, "label": label, "is_paused": row.is_paused}
+    return render(request, "operator/policy/paused.html", told)
 
 
 def _act(request: HttpRequest, found: PolicyProposal) -> HttpResponse:

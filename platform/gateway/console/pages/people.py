@@ -1,9 +1,8 @@
-"""Members and invitations of a tenant, and its trail of changes."""
+"""Members and invitations of a tenant."""
 
 from __future__ import annotations
 
 import uuid
-from typing import Any
 
 from django import forms
 from django.contrib import messages
@@ -16,12 +15,8 @@ from django.views.decorators.cache import never_cache
 from gateway.console.pages.membership import Member, page
 from gateway.console.pages.paging import shown
 from tenants import members
-from tenants.models import ROLE_CHOICES, AuditEvent, Invitation, Membership
+from tenants.models import ROLE_CHOICES, Invitation, Membership
 from tenants.roles import Capability, Role
-
-EVENTS_A_PAGE = 50
-_ACTIONS = {"insert": "made", "update": "changed", "delete": "removed"}
-_OBJECTS = {"apikey": "key", "quotapolicy": "quota", "membership": "member"}
 
 
 class Offer(forms.Form):
@@ -53,30 +48,6 @@ def people(request: HttpRequest, me: Member) -> HttpResponse:
         "roles": [value for value, _ in ROLE_CHOICES],
     }
     return render(request, "console/people.html", context)
-
-
-def _in_words(event: AuditEvent) -> str:
-    """ "key rotated" rather than the row's table and columns."""
-    name = _OBJECTS.get(event.object_type, event.object_type)
-    changed = event.after or {}
-    if event.action == "update" and "revoked_at" in changed:
-        return f"{name} revoked"
-    if event.action == "update" and "rotated_at" in changed:
-        return f"{name} rotated"
-    if event.action == "update" and "ended_at" in changed:
-        return f"{name} ended"
-    return f"{name} {_ACTIONS[event.action]}"
-
-
-def _told(event: AuditEvent, columns: dict[str, Any] | None) -> list[tuple[str, Any]]:
-    """(column, value) of what changed; of a whole row that came or went what it is called, and its role."""
-    if columns is None:
-        return []
-    if event.action == "update":
-        return list(columns.items())
-    called = columns.get("name") or columns.get("email")
-    role = columns.get("role")
-    return [("", called)] * bool(called) + [("role", role)] * bool(role)
 
 
 def _invite(request: HttpRequest, me: Member, form: Offer, role: Role) -> str:
@@ -129,20 +100,3 @@ def _changed(me: Member, member: Membership, form: NewRole | None) -> str:
         return f"{member.email} no longer belongs to {me.tenant.name}."
     members.change_role(actor=me.actor, tenant_id=me.tenant.id, member_id=member.id, role=role)
     return f"{member.email} is {role.value} now."
-
-
-@page(Capability.SEE_AUDIT)
-def trail(request: HttpRequest, me: Member) -> HttpResponse:
-    """Newest first; ``?before=`` an event's id goes on where a page ended."""
-    events = AuditEvent.objects.order_by("-id")
-    before = request.GET.get("before", "")
-    if before.isascii() and before.isdigit() and len(before) < 19:
-        events = events.filter(id__lt=int(before))
-    found = list(events[: EVENTS_A_PAGE + 1])
-    shown = found[:EVENTS_A_PAGE]
-    for event in shown:
-        event.what = _in_words(event)  # type: ignore[attr-defined]  # these three for the template alone
-        event.told_before = _told(event, event.before)  # type: ignore[attr-defined]
-        event.told_after = _told(event, event.after)  # type: ignore[attr-defined]
-    older = shown[-1].id if len(found) > EVENTS_A_PAGE else None
-    return render(request, "console/trail.html", {"me": me, "events": shown, "older": older})

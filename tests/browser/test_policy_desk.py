@@ -1,0 +1,99 @@
+"""The quota matrix under somebody's hands: what was typed stays until it is saved or given up, and a phone suffices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+from playwright.sync_api import Locator, Page, expect
+
+from tenants import services
+from tenants.models import PolicyProposal, QuotaPolicy
+
+LONG = "Universitätsklinikum Schleswig-Holstein, Campus Kiel"
+
+
+@pytest.fixture
+def desk(operator: Page) -> Page:
+    User.objects.filter(username="ops").update(is_superuser=True)
+    for slug, name in (("aurora", "Aurora"), ("clinic", LONG)):
+        services.create_tenant(actor="tests", slug=slug, name=name)
+    operator.goto("/operator/policy/")
+    return operator
+
+
+def typed(page: Page) -> Locator:
+    box = page.get_by_label("Aurora default: concurrency")
+    box.fill("77")
+    return box
+
+
+def test_an_emergency_pause_leaves_what_was_typed_where_it_is(desk: Page) -> None:
+    box = typed(desk)
+    desk.get_by_role("button", name="Pause Aurora default").click()
+    expect(desk.get_by_text("Aurora, default: paused.")).to_be_visible()
+    assert not QuotaPolicy.objects.get(tenant__slug="aurora", priority_class="default").allowed
+    desk.get_by_role("button", name="Resume Aurora default").click()
+    expect(desk.get_by_text("Aurora, default: resumed.")).to_be_visible()
+    expect(box).to_have_value("77")
+    desk.get_by_role("button", name="See what this does").click()
+    expect(desk.get_by_role("row", name="Aurora, default concurrency no limit 77")).to_be_visible()
+    expect(desk.locator("main tbody tr")).to_have_count(1)
+
+
+def test_a_page_with_something_typed_is_not_left_without_a_question(desk: Page) -> None:
+    asked: list[str] = []
+
+    def stay(dialog: Any) -> None:
+        asked.append(dialog.type)
+        dialog.dismiss()
+
+    desk.on("dialog", stay)
+    box = typed(desk)
+    desk.get_by_label("Tenant", exact=True).fill("clinic")
+    desk.get_by_role("button", name="Find").click()
+    expect(box).to_have_value("77")
+    assert asked == ["beforeunload"]
+    box.press("Enter")  # saved, so nothing is asked
+    expect(desk.get_by_role("heading", name="An edit of version")).to_be_visible()
+    assert asked == ["beforeunload"]
+
+
+def test_a_page_where_nothing_was_typed_is_left_without_one(desk: Page) -> None:
+    desk.on("dialog", lambda dialog: pytest.fail(dialog.type))
+    desk.get_by_role("link", name="History").click()
+    expect(desk.get_by_role("heading", name="History", exact=True)).to_be_visible()
+
+
+def test_what_was_typed_outlives_the_sign_in(desk: Page, site: str) -> None:
+    box = typed(desk)
+    desk.context.clear_cookies()
+    desk.get_by_role("button", name="See what this does").click()
+    expect(desk.get_by_role("alert")).to_contain_text("You are no longer signed in; what you typed is still here.")
+    expect(box).to_have_value("77")
+    client = Client()
+    client.force_login(User.objects.get(username="ops"))
+    desk.context.add_cookies([{"name": "sessionid", "value": client.cookies["sessionid"].value, "url": site}])
+    desk.get_by_role("button", name="See what this does").click()
+    expect(desk.get_by_role("heading", name="An edit of version")).to_be_visible()
+    assert PolicyProposal.objects.count() == 1
+
+
+@pytest.mark.parametrize("width", [320, 375, 768])
+def test_a_tenant_with_a_long_name_leaves_room_for_its_numbers(desk: Page, width: int) -> None:
+    desk.set_viewport_size({"width": width, "height": 740})
+    matrix = desk.get_by_role("region", name="Quota matrix")
+    heads = matrix.locator("tbody th")
+    widest = max(box["width"] for head in heads.all() if (box := head.bounding_box()))
+    assert widest < width / 2
+    assert desk.get_by_text(LONG).first.get_attribute("title") == LONG
+    assert desk.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize("width", [320, 375])
+def test_the_history_fits_a_phone(desk: Page, width: int) -> None:
+    desk.set_viewport_size({"width": width, "height": 740})
+    desk.goto("/operator/policy/history")
+    assert desk.evaluate("document.documentElement.scrollWidth") <= width
