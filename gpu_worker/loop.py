@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
-from gpu_worker.answers.anteroom import LOOK_AGAIN_US, Anteroom, Guest
+from gpu_worker.answers.anteroom import BUSY_RETRY_US, LOOK_AGAIN_US, Anteroom, Guest
 from gpu_worker.answers.grammars import GrammarCompiler
 from gpu_worker.answers.prefix_keys import PrefixKeys
 from gpu_worker.answers.response_book import ResponseBook
@@ -105,8 +105,9 @@ class WorkerLoop:
     def _let_in(self, *guests: Guest) -> None:
         for guest in guests:
             for request in self._book.submit(guest.submit, guest.received_at_us, guest.constraints):
-                if guest.is_refused:
-                    self._refused.append(events.Rejected(request.request_id, RejectReason.GRAMMAR, None))
+                if guest.refusal is not None:
+                    retry_after_us = None if guest.refusal is RejectReason.GRAMMAR else BUSY_RETRY_US
+                    self._refused.append(events.Rejected(request.request_id, guest.refusal, retry_after_us))
                 else:
                     self._scheduler.submit(request, guest.received_at_us)
 

@@ -11,22 +11,26 @@ from dataclasses import dataclass, replace
 
 from gpu_worker.answers.grammars import GrammarCompiler
 from gpu_worker.executor import Constraint
+from scheduler_engine.events import RejectReason
 from wire.grammars import GrammarError
 from wire.messages import Attach, Submit
 
 COMPILE_LIMIT_US = 5_000_000
 LOOK_AGAIN_US = 2_000
+BUSY_RETRY_US = 1_000_000
 
 
 @dataclass(slots=True)
 class Guest:
-    """A Submit on its way in. ``is_refused``: its grammar is none, or took too long."""
+    """A Submit on its way in. ``refusal``: its grammar is none, or it waited too long for the compiler, which bounds
+    each grammar itself: the machine is busy then.
+    """
 
     submit: Submit
     received_at_us: int
     compilation: Future[list[Constraint]] | None
     constraints: Sequence[Constraint] = ()
-    is_refused: bool = False
+    refusal: RejectReason | None = None
 
 
 class Anteroom:
@@ -86,15 +90,15 @@ class Anteroom:
 
 def _is_decided(guest: Guest, now_us: int) -> bool:
     if guest.compilation is None:
-        guest.is_refused = True
+        guest.refusal = RejectReason.GRAMMAR
     elif guest.compilation.done():
         try:
             guest.constraints = guest.compilation.result()
         except GrammarError:
-            guest.is_refused = True
+            guest.refusal = RejectReason.GRAMMAR
     elif now_us - guest.received_at_us >= COMPILE_LIMIT_US:
         guest.compilation.cancel()
-        guest.is_refused = True
+        guest.refusal = RejectReason.CLASS_CLOSED
     else:
         return False
     return True

@@ -39,6 +39,8 @@ class GrammarCompiler:
         from llguidance import LLMatcher
 
         matcher = LLMatcher(self._tokenizer, source_of(grammar), log_level=0)
+        if not matcher.is_error():
+            matcher.compute_bitmask()  # one that nothing can begin is told now
         if matcher.is_error():
             raise GrammarError(matcher.get_error().strip().partition("\n")[0])
         copies = [matcher, *(matcher.deep_copy() for _ in range(count - 1))]

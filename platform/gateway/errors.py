@@ -219,7 +219,7 @@ _REJECTS: dict[str, tuple[Reason, str]] = {
     RejectReason.NOT_ALLOWED: (Reason.UNAVAILABLE, "The policy has just changed; please send the request again."),
     RejectReason.GRAMMAR: (
         Reason.INVALID_VALUE,
-        "The format asked for cannot be compiled into a grammar here, or not in time; nothing was charged.",
+        "The format asked for cannot be compiled into a grammar here; nothing was charged.",
     ),
 }
 

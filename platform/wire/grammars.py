@@ -9,6 +9,7 @@ import importlib.util
 import json
 from typing import Any
 
+from wire.finite_schemas import has_no_finite_value
 from wire.messages import Grammar
 
 KINDS = ("json_object", "json_schema", "regex", "lark")
@@ -52,12 +53,14 @@ def source_of(grammar: Grammar) -> str:
 def _schema(source: str) -> dict[str, Any]:
     try:
         schema = json.loads(source)
+        if not isinstance(schema, dict):
+            raise GrammarError("the schema must be a JSON object")
+        if has_no_finite_value(schema):
+            raise GrammarError("a value of the schema would need another of its own kind within it, without end")
     except ValueError as error:
         raise GrammarError(f"the schema is not JSON: {error}") from error
     except RecursionError as error:
         raise GrammarError("the schema is nested too deeply") from error
-    if not isinstance(schema, dict):
-        raise GrammarError("the schema must be a JSON object")
     return schema
 
 

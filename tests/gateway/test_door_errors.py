@@ -92,6 +92,7 @@ def test_a_deadline_that_no_capacity_would_meet_says_so_in_every_class_and_is_no
         ([("cancelled", "draining")], "worker_lost"),
         ([("cancelled", "gateway_lost")], "worker_lost"),
         ([("failed", "")], "generation_failed"),
+        ([("failed", "grammar")], "invalid_value"),
         ([("cancelled", "sibling_refused"), ("shed", "late")], "deadline_unreachable"),
     ],
 )

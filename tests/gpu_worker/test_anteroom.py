@@ -73,13 +73,15 @@ def test_others_run_while_a_grammar_is_compiled_and_its_request_runs_after(room:
     assert not room.loop.has_work
 
 
-def test_a_grammar_that_takes_too_long_is_refused(room: Room, small_worker: Any) -> None:
+def test_who_waits_too_long_for_the_compiler_is_told_to_come_again_and_not_that_its_grammar_is_bad(
+    room: Room, small_worker: Any
+) -> None:
     room.take_in(small_worker.submit("slow", sampling=SAMPLING))
     room.turn()
     room.clock.sleep_us(COMPILE_LIMIT_US)
     room.turn()
     (end,) = room.ends()
-    assert (type(end), end.reason) == (Rejected, "grammar")
+    assert (type(end), end.reason, end.retry_after_us) == (Rejected, "class_closed", 1_000_000)
     assert [usage.terminal for usage in room.usages] == ["shed"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -52,3 +53,59 @@ def test_the_fault_of_a_bad_grammar_is_one_line_that_names_it(grammar: Grammar, 
     assert fault is not None
     assert words in fault
     assert "\n" not in fault
+
+
+def node(**properties: Any) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": sorted(properties),
+        "additionalProperties": False,
+    }
+
+
+ITSELF: dict[str, Any] = {"$ref": "#"}
+A: dict[str, Any] = {"$ref": "#/$defs/a"}
+ENDLESS: dict[str, dict[str, Any]] = {
+    "itself": ITSELF,
+    "any of itself": {"anyOf": [ITSELF]},
+    "all of itself": {"allOf": [ITSELF]},
+    "one of itself": {"oneOf": [ITSELF]},
+    "itself and a string": {"allOf": [ITSELF, {"type": "string"}]},
+    "each other": {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": A}, "$ref": "#/$defs/a"},
+    "a property that it always has": node(a=ITSELF),
+    "one of two that both go on": {"anyOf": [node(a=ITSELF), node(b=ITSELF)]},
+    "additional ones that it always has": {"type": "object", "required": ["a"], "additionalProperties": ITSELF},
+    "items of which there is always one": {"type": "array", "items": ITSELF, "minItems": 1},
+    "the second of two items": {"type": "array", "prefixItems": [{}, ITSELF], "minItems": 2},
+    "deep within what has begun well": node(a=node(b=A)) | {"$defs": {"a": A}},
+    "a definition's property": node(a={"$ref": "#/properties/a"}),
+}
+FINITE: dict[str, dict[str, Any]] = {
+    "a tree": node(name={"type": "string"}, children={"type": "array", "items": ITSELF}),
+    "a list that ends": node(next={"anyOf": [ITSELF, {"type": "null"}]}),
+    "itself or a string": {"anyOf": [ITSELF, {"type": "string"}]},
+    "a property that it may have": {"type": "object", "properties": {"a": ITSELF}},
+    "an object or none": node(a=ITSELF) | {"type": ["object", "null"]},
+    "no item, or some": {"type": "array", "items": ITSELF},
+    "trees of two kinds": {
+        "$defs": {"a": node(b={"type": "array", "items": {"$ref": "#/$defs/b"}}), "b": node(a=A)},
+        **A,
+    },
+    "an unused definition": {"$defs": {"a": A}, "type": "string"},
+    "a chain of definitions": {
+        "$defs": {f"d{n}": {"$ref": f"#/$defs/d{n + 1}"} for n in range(500)} | {"d500": {"type": "null"}},
+        "$ref": "#/$defs/d0",
+    },
+}
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_a_schema_whose_values_would_never_end_is_named_as_such(name: str) -> None:
+    fault = fault_of(Grammar(kind="json_schema", source=json.dumps(ENDLESS[name])))
+    assert fault == "a value of the schema would need another of its own kind within it, without end"
+
+
+@pytest.mark.parametrize("name", FINITE)
+def test_a_schema_that_speaks_of_itself_and_can_end_has_no_fault(name: str) -> None:
+    assert fault_of(Grammar(kind="json_schema", source=json.dumps(FINITE[name]))) is None

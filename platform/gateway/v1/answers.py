@@ -32,13 +32,13 @@ def outcome_of(end: End, priority_class: PriorityClass, grammar_param: str = "re
     if isinstance(end, Lost):
         return end.refusal
     for choice in sorted(end.choices, key=lambda choice: choice.detail == "sibling_refused"):
-        refusal = _bad_end(choice, priority_class)
+        refusal = _bad_end(choice, priority_class, grammar_param)
         if refusal is not None:
             return refusal
     return end
 
 
-def _bad_end(choice: ChoiceEnd, priority_class: PriorityClass) -> Refusal | None:
+def _bad_end(choice: ChoiceEnd, priority_class: PriorityClass, grammar_param: str) -> Refusal | None:
     match choice.reason:
         case FinishReason.STOP | FinishReason.LENGTH:
             return None
@@ -49,6 +49,9 @@ def _bad_end(choice: ChoiceEnd, priority_class: PriorityClass) -> Refusal | None
         case FinishReason.CANCELLED:
             message = "The worker went away in the middle of this response; please send the request again."
             return Refusal(reason=Reason.WORKER_LOST, message=message)
+        case FinishReason.FAILED if choice.detail == RejectReason.GRAMMAR:
+            message = "The format asked for has led to where nothing may follow; nothing was charged."
+            return Refusal(reason=Reason.INVALID_VALUE, message=message, param=grammar_param)
         case _:
             return Refusal(reason=Reason.FAILED, message="The model could not compute this response.")
 

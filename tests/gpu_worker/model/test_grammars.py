@@ -228,3 +228,9 @@ def test_json_cannot_drown_in_blanks(compiler: GrammarCompiler) -> None:
 def test_a_grammar_that_is_none_says_why(compiler: GrammarCompiler) -> None:
     with pytest.raises(GrammarError, match="invalid regex"):
         compiler.compile(Grammar(kind="regex", source="(a"), 1).result()
+
+
+@pytest.mark.parametrize("source", ['start: "a" & /b/', "start: start"])
+def test_a_grammar_that_nothing_can_begin_is_told_when_it_is_compiled(compiler: GrammarCompiler, source: str) -> None:
+    with pytest.raises(GrammarError):
+        compiler.compile(Grammar(kind="lark", source=source), 1).result()
