@@ -23,7 +23,7 @@ from gateway.batches.models import Batch
 from gateway.webhooks import services as webhooks
 from gateway.webhooks import tasks
 from gateway.webhooks.models import EVENTS, Delivery, Endpoint
-from gateway.webhooks.sending import ForbiddenAddress, Outcome, check_url, post
+from gateway.webhooks.sending import NOT_REACHED, ForbiddenAddress, Outcome, check_url, post
 from gateway.webhooks.signing import secret_of, signature
 from tenants import members, services
 from tenants.models import AuditEvent
@@ -250,6 +250,17 @@ def test_what_is_another_tenants_is_not_there(house: House) -> None:  # P47
         "https://[::ffff:10.0.0.1]/",
         "https://169.254.169.254/latest/meta-data",
         "https://10.1.2.3:8443/",
+        "https://127.1/",
+        "https://2130706433/",
+        "https://0x7f.0.0.1/",
+        "https://①②⑦.0.0.1/",
+        "https://localhost/",
+        "https://LOCALHOST./",
+        "https://db.localhost/",
+        "https://redis/",
+        "https://vault.internal:8200/",
+        "https://printer.local/",
+        "https://a..example/",
         "https://aurora.example:99999/",
         "https://aurora.example/a b",
         "nonsense",
@@ -260,6 +271,14 @@ def test_an_address_that_must_not_be_called_is_refused_when_it_is_named(house: H
         webhooks.add(actor="tests", tenant=house.tenant, url=url, events=["key.revoked"])
     with pytest.raises(ForbiddenAddress):
         check_url(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["https://aurora.example/", "https://localhost.example/", "https://bücher.example/", "https://93.184.216.34/"],
+)
+def test_an_address_of_the_open_network_is_taken(url: str) -> None:
+    assert check_url(url)[0] == "https"
 
 
 @pytest.mark.parametrize(
@@ -285,8 +304,7 @@ def test_an_address_that_must_not_be_called_is_refused_when_it_is_named(house: H
 def test_a_name_that_leads_behind_our_walls_is_not_called(address: str) -> None:
     """One good address beside it changes nothing."""
     outcome = post(URL, b"{}", {}, resolve=lambda host, port: ["93.184.216.34", address])
-    assert outcome.status is None
-    assert "no public address" in outcome.error
+    assert outcome == Outcome(None, NOT_REACHED)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -326,8 +344,20 @@ def test_the_connection_goes_to_the_address_that_was_judged_and_follows_no_redir
 
 def test_nobody_at_home_is_an_outcome() -> None:
     outcome = post("http://x.example:9/", b"", {}, may_be_private=True, resolve=lambda host, port: ["127.0.0.1"])
-    assert outcome.status is None
-    assert "refused" in outcome.error.lower()
+    assert outcome == Outcome(None, NOT_REACHED)
+
+
+def test_an_outcome_does_not_tell_which_names_our_network_knows(caplog: pytest.LogCaptureFixture) -> None:
+    """The operator's log does."""
+    caplog.set_level("INFO", "gateway.webhooks.sending")
+
+    def unknown(host: str, port: int) -> list[str]:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    places: list[Any] = [unknown, lambda host, port: ["10.0.0.5"], lambda host, port: []]
+    assert {post(URL, b"{}", {}, resolve=place) for place in places} == {Outcome(None, NOT_REACHED)}
+    for word in ("Name or service not known", "10.0.0.5 is no public address", "it has no address"):
+        assert word in caplog.text
 
 
 def test_a_receiver_that_trickles_is_cut_off() -> None:
