@@ -1,9 +1,8 @@
-"""The operator's view of the books: prices editable as new versions, everything else to be read."""
+"""The operator's view of the books, all of it to be read; corrections are added."""
 
 from __future__ import annotations
 
 import uuid
-from dataclasses import replace
 from typing import Any
 
 from django import forms
@@ -17,7 +16,7 @@ from django.utils.html import format_html_join
 
 from billing import documents, selectors, services
 from billing.models import EngineCount, LedgerAlert, LedgerEntry, Price, Rollup, Statement, UsageRequest
-from tenants.admin import KeepRows, ReadOnly, actor_of
+from tenants.admin import ReadOnly, actor_of
 from tenants.admin_lists import OfClass, OfTenant
 from tenants.models import Tenant
 
@@ -51,30 +50,20 @@ class OfTenants(ReadOnly):
 
 
 @admin.register(Price)
-class PriceAdmin(KeepRows):
-    """The list in force. Saving a price makes the next version; operations reserved before keep theirs."""
+class PriceAdmin(ReadOnly):
+    """The list in force, and by its address a price of any version. They are edited at the policy desk alone, where an
+    edit is seen before it is saved; its history is there, too.
+    """
 
     list_display = ["model", "priority_class", "token_kind", "micros_per_million"]
     list_filter = ["model", "priority_class"]
-    fields = ["model", "priority_class", "token_kind", "micros_per_million"]
-    readonly_fields = ["model", "priority_class", "token_kind"]
+    fields = ["price_version", "model", "priority_class", "token_kind", "micros_per_million"]
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Price]:
-        return super().get_queryset(request).filter(price_version=selectors.current_price_version())
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def save_model(self, request: HttpRequest, obj: Price, form: forms.ModelForm[Price], change: bool) -> None:
-        place = (obj.model, obj.priority_class)
-        current = selectors.price_list(selectors.current_price_version()).prices[place]
-        edited = replace(current, **{obj.token_kind: obj.micros_per_million})
-        version = services.set_prices(actor=actor_of(request), prices={place: edited})
-        self.message_user(request, f"Price version {version.version} holds for new requests.", messages.SUCCESS)
-
-    def response_change(self, request: HttpRequest, obj: Price) -> Any:
-        """Back to the list: the row just edited belongs to an older version now."""
-        return self.response_post_save_change(request, obj)
+        found = super().get_queryset(request)
+        match = request.resolver_match
+        is_list = match is not None and "object_id" not in match.kwargs
+        return found.filter(price_version=selectors.current_price_version()) if is_list else found
 
 
 @admin.register(UsageRequest)

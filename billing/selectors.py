@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from uuid import UUID
 
@@ -64,6 +64,15 @@ def price_list(version: int) -> PriceList:
         kinds = found.setdefault((price.model, price.priority_class), dict.fromkeys(TokenKind, 0))
         kinds[price.token_kind] = price.micros_per_million
     return PriceList(version, {key: TokenPrices(**kinds) for key, kinds in found.items()})
+
+
+def prices_by_place() -> dict[str, dict[str, int]]:
+    """The prices in force by the places of policy edits, "price <model> <class>", and token kinds."""
+    return by_place(price_list(current_price_version()).prices)
+
+
+def by_place(prices: Mapping[PriceKey, TokenPrices]) -> dict[str, dict[str, int]]:
+    return {f"price {model} {label}": asdict(price) for (model, label), price in prices.items()}
 
 
 def price_lists(versions: Iterable[int]) -> dict[int, PriceList]:

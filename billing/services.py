@@ -5,7 +5,8 @@ ledger.py's.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from django.core.exceptions import ValidationError
 from django.db import transaction
@@ -19,19 +20,52 @@ from billing.pricing import TokenKind, TokenPrices
 from tenants import services as tenant_services
 from tenants.audit import change_by
 from tenants.models import Tenant
+from tenants.policy_changes import Change
 
 _KEY_LENGTH = LedgerEntry._meta.get_field("entry_key").max_length or 0
 
 
-def set_prices(*, actor: str, prices: Mapping[PriceKey, TokenPrices]) -> PriceVersion:
+def set_prices(*, actor: str, prices: Mapping[PriceKey, TokenPrices], reason: str = "") -> PriceVersion:
     """The next price list: the current one with these prices in place of its own. Operations reserved before keep
-    theirs.
+    theirs. Where each stands already, nothing is written and the current list returned.
     """
-    places = ", ".join(sorted({f"{model} {priority_class}" for model, priority_class in prices}))
     with change_by(actor):
-        # Also takes the lock, and makes everybody read the new list.
-        tenant_services.record_policy(actor, f"Prices of {places}.")
-        return write_prices(actor=actor, prices=prices)
+        tenant_services.serialise_policy_edits()
+        changes = price_changes(selectors.price_list(selectors.current_price_version()).prices, prices)
+        if not changes and (current := PriceVersion.objects.first()):
+            return current
+        version = write_prices(actor=actor, prices=prices)
+        tenant_services.record_policy(actor, reason, changes)  # makes everybody read the new list
+        return version
+
+
+def price_changes(start: Mapping[PriceKey, TokenPrices], prices: Mapping[PriceKey, TokenPrices]) -> list[Change]:
+    """Those of the prices that differ from where an edit starts."""
+    before = selectors.by_place(start)
+    return [
+        Change(place, kind, before.get(place, {}).get(kind), micros)
+        for place, kinds in sorted(selectors.by_place(prices).items())
+        for kind, micros in kinds.items()
+        if before.get(place, {}).get(kind) != micros
+    ]
+
+
+def write_changes(*, actor: str, changes: Sequence[Change]) -> PriceVersion:
+    """``write_prices`` of the prices in force with these changes made to them. Raises ValidationError."""
+    return write_prices(actor=actor, prices=with_changes(changes))
+
+
+def with_changes(changes: Sequence[Change]) -> dict[PriceKey, TokenPrices]:
+    """The prices of every place that is changed. Raises ValidationError for one that has none."""
+    current = selectors.price_list(selectors.current_price_version()).prices
+    edited: dict[PriceKey, TokenPrices] = {}
+    for change in changes:
+        model, label = change.place.removeprefix("price ").rsplit(" ", 1)
+        standing = edited.get((model, label)) or current.get((model, label))
+        if standing is None:
+            raise ValidationError(f"{model} has no price in the class {label}")
+        edited[model, label] = replace(standing, **{change.field: change.after})
+    return edited
 
 
 def write_prices(*, actor: str, prices: Mapping[PriceKey, TokenPrices]) -> PriceVersion:

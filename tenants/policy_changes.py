@@ -1,6 +1,7 @@
 """What differs between two policies, and carrying an edit over to a policy that has moved on. Pure: plain documents.
 
-A document is ``scheduler_engine.policy.snapshot_to_dict``. A place is "class <label>" or "<tenant id> <label>".
+A document is ``scheduler_engine.policy.snapshot_to_dict``. A place is "class <label>" or "<tenant id> <label>"; of
+prices, which stand beside it, "price <model> <label>".
 """
 
 from __future__ import annotations

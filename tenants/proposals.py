@@ -1,4 +1,5 @@
-"""Policy edits that wait for their moment or for a second person; going back to an older version is one of them.
+"""Edits of policy and prices that wait for their moment or for a second person; going back to an older version of the
+policy is one of them.
 
 An edit is carried over to whatever policy is in force when it is due; where somebody has edited the same field
 since, it ends as a conflict and changes nothing.
@@ -6,6 +7,8 @@ since, it ends as a conflict and changes nothing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import datetime
 from uuid import UUID
 
@@ -13,6 +16,7 @@ from django.conf import settings
 from django.core.exceptions import ValidationError
 from django.db.models import Q
 from django.utils import timezone
+from django.utils.module_loading import import_string
 
 from scheduler_engine.policy import PolicyError, PolicySnapshot, snapshot_from_dict
 from tenants import selectors, services
@@ -31,15 +35,18 @@ def propose(
     return send_off(actor=actor, proposal_id=drafted.id, reason=reason, effective_from=effective_from)
 
 
-def draft(*, actor: str, document: Document, based_on: int, reason: str = "") -> PolicyProposal:
+def draft(
+    *, actor: str, document: Document, based_on: int, reason: str = "", prices: Sequence[Change] = ()
+) -> PolicyProposal:
     """Keeps an edit to be looked at; a ``reason`` is what its form begins with. Raises ValidationError where the engine
     would refuse it or it changes nothing.
     """
     start = _start(based_on)
     _read(document)
-    if not diff(start, document):
+    if not diff(start, document) and not prices:
         raise ValidationError("this edit changes nothing")
     proposal = PolicyProposal(document=document, based_on=based_on, created_by=actor, reason=reason)
+    proposal.prices = [asdict(change) for change in prices]
     proposal.state = PolicyProposal.State.DRAFT
     with change_by(actor):
         proposal.save(force_insert=True)
@@ -66,7 +73,7 @@ def send_off(*, actor: str, proposal_id: UUID, reason: str, effective_from: date
     Raises ValidationError without a reason, for another's draft and for one that was sent off before.
     """
     if not reason.strip():
-        raise ValidationError("Why: an edit of the policy goes on record with its reason.")
+        raise ValidationError("Why: an edit goes on record with its reason.")
     with change_by(actor, reason):
         proposal = PolicyProposal.objects.select_for_update().get(id=proposal_id)
         if proposal.state != PolicyProposal.State.DRAFT:
@@ -135,8 +142,28 @@ def apply_due(now: datetime) -> list[PolicyProposal]:
     return due
 
 
+def of_prices(proposal: PolicyProposal) -> list[Change]:
+    """What it makes of prices."""
+    return [Change(**change) for change in proposal.prices]
+
+
 def what_it_does(proposal: PolicyProposal) -> tuple[list[Change], list[Conflict]]:
-    """Its changes, and those of them that cannot be made: the policy in force has moved the same field."""
+    """Its changes of the policy, and those of policy and prices that cannot be made: what is in force has moved the
+    same field.
+    """
+    edit, refused = _of_policy(proposal)
+    prices = of_prices(proposal)
+    now = import_string(settings.RUBATO_PRICES)() if prices else {}
+    in_force = [(change, now.get(change.place, {}).get(change.field)) for change in prices]
+    moved = [
+        Conflict(change.place, change.field, theirs, change.after)
+        for change, theirs in in_force
+        if theirs not in (change.before, change.after)
+    ]
+    return edit, [*refused, *moved]
+
+
+def _of_policy(proposal: PolicyProposal) -> tuple[list[Change], list[Conflict]]:
     current = _current()
     if proposal.based_on == current.version:
         return diff(current.policy, proposal.document), []
@@ -163,20 +190,22 @@ def _apply(proposal: PolicyProposal) -> None:
             names = ", ".join(sorted({f"{one.place}: {one.field}" for one in refused}))
             locked.state, locked.outcome = PolicyProposal.State.CONFLICT, f"edited by somebody else since: {names}"
         else:
-            saved = _write(actor, carried_over(edit, _current().policy), locked.reason)
+            saved = _write(actor, carried_over(edit, _current().policy), locked.reason, of_prices(locked))
             locked.state, locked.outcome = PolicyProposal.State.APPLIED, f"version {saved.version}"
         locked.save(update_fields=["state", "outcome"])
     proposal.state, proposal.outcome = locked.state, locked.outcome
 
 
-def _write(actor: str, document: Document, reason: str) -> PolicyVersion:
-    """Class rows and cells as the document says, in one version. Call under the policy lock."""
+def _write(actor: str, document: Document, reason: str, prices: Sequence[Change] = ()) -> PolicyVersion:
+    """Class rows and cells as the document says, and prices, in one version. Call under the policy lock."""
     snapshot = _read(document)
     now = _read(_current().policy)
     classes = [row for row in snapshot.classes if row not in now.classes]
     cells = [cell for cell in snapshot.tenants if cell not in now.tenants]
     services.write_rows(classes=classes, cells=cells)
-    return services.record_policy(actor, reason)
+    if prices:
+        import_string(settings.RUBATO_PRICE_WRITER)(actor=actor, changes=prices)
+    return services.record_policy(actor, reason, prices)
 
 
 def _read(document: Document) -> PolicySnapshot:

@@ -6,7 +6,7 @@ Refuses to know Redis: what must be told is told through the two publishers that
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from datetime import datetime, timedelta
 from uuid import UUID
 
@@ -28,6 +28,7 @@ from tenants.audit import change_by
 from tenants.checks import checked_by_the_database
 from tenants.isolation import alias
 from tenants.models import ApiKey, PolicyVersion, PriorityClass, Project, QuotaPolicy, Tenant
+from tenants.policy_changes import Change
 from tenants.roles import Role
 
 MAX_FLOORS_PERCENT = 100
@@ -250,9 +251,9 @@ def serialise_policy_edits() -> None:
         cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_POLICY_LOCK])
 
 
-def record_policy(actor: str, reason: str = "") -> PolicyVersion:
-    """The next version of the whole policy, told after commit. Raises ValidationError where the engine would refuse
-    it.
+def record_policy(actor: str, reason: str = "", prices: Sequence[Change] = ()) -> PolicyVersion:
+    """The next version of the whole policy, told after commit. ``prices``: what becomes of them with it. Raises
+    ValidationError where the engine would refuse it.
     """
     serialise_policy_edits()
     newest = selectors.current_policy()
@@ -262,7 +263,8 @@ def record_policy(actor: str, reason: str = "") -> PolicyVersion:
         snapshot_from_dict(document)
     except PolicyError as refusal:
         raise ValidationError(str(refusal)) from refusal
-    saved = PolicyVersion(version=version, document=document, actor=actor, reason=reason)
+    told = [asdict(change) for change in prices]
+    saved = PolicyVersion(version=version, document=document, prices=told, actor=actor, reason=reason)
     saved.save(force_insert=True)
     transaction.on_commit(publish_policy, robust=True)
     return saved

@@ -84,7 +84,7 @@ TEMPLATES = [
         "DIRS": [BASE_DIR / "templates"],
         "APP_DIRS": True,
         "OPTIONS": {
-            "builtins": ["gateway.console.templatetags.times"],
+            "builtins": ["gateway.console.templatetags.times", "gateway.console.templatetags.amounts"],
             "context_processors": [
                 "django.template.context_processors.request",
                 "django.contrib.auth.context_processors.auth",
@@ -128,8 +128,12 @@ CELERY_BEAT_SCHEDULE_FILENAME = str(DATA_DIR / "celery-beat-schedule")
 
 # The product.
 RUBATO_POLICY_DOCUMENT = "billing.selectors.current_policy_document"
+RUBATO_PRICES = "billing.selectors.prices_by_place"
+RUBATO_PRICE_WRITER = "billing.services.write_changes"
 RUBATO_POLICY_PUBLISHER = "gateway.policy_feed.publish"
-RUBATO_POLICY_NEEDS_APPROVAL = _flag("RUBATO_POLICY_NEEDS_APPROVAL")  # a second person agrees to each policy edit
+RUBATO_POLICY_NEEDS_APPROVAL = _flag(
+    "RUBATO_POLICY_NEEDS_APPROVAL"
+)  # a second person agrees to edits of policy, prices
 RUBATO_KEY_PUBLISHER = "gateway.policy_feed.revoked"
 RUBATO_RECORDED_DIR = os.environ.get("RUBATO_RECORDED_DIR") or str(DATA_DIR / "recorded")  # what workers record
 RUBATO_EXECUTOR = os.environ.get("RUBATO_EXECUTOR", "model")  # "model" or "simulated"

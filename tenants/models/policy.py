@@ -215,6 +215,12 @@ class PolicyVersion(models.Model):
 
     version = models.BigAutoField(primary_key=True)
     document = models.JSONField()
+    prices = models.JSONField(
+        default=list,
+        db_default=[],
+        blank=True,
+        help_text="of prices: place, field, before and after",
+    )
     actor = models.CharField(max_length=150)
     reason = models.TextField(default="", blank=True)
     created_at = models.DateTimeField(default=now, editable=False)
@@ -229,7 +235,8 @@ class PolicyVersion(models.Model):
 class PolicyProposal(models.Model):
     """An edit that waits: to be sent off, for its moment, for a second person, or for all of them.
 
-    Always: applied at most once; what it changes is the difference between ``document`` and version ``based_on``.
+    Always: applied at most once; what it changes is the difference between ``document`` and version ``based_on``, and
+    the ``prices`` that it names.
     """
 
     class State(models.TextChoices):
@@ -241,6 +248,9 @@ class PolicyProposal(models.Model):
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     document = models.JSONField()
+    prices = models.JSONField(
+        default=list, db_default=[], blank=True, help_text="of prices: place, field, before and after"
+    )
     based_on = models.BigIntegerField()
     reason = models.TextField(default="", blank=True)
     created_by = models.CharField(max_length=150)

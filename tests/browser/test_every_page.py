@@ -80,6 +80,7 @@ OF_AN_OPERATOR = {
     "board": "/operator/live",
     "quotas": "/operator/policy/",
     "classes": "/operator/policy/classes",
+    "prices": "/operator/policy/prices",
     "edit": "/operator/policy/edits/{edit}",
     "history": "/operator/policy/history",
     "version": "/operator/policy/versions/{version}",

@@ -44,7 +44,7 @@ def test_a_wrong_box_keeps_what_was_typed_and_says_what_would_be_right(house: An
     answer = house.alice.post("/operator/policy/", form_of(house.alice, default__weight="many"))
     page = answer.content.decode()
     assert 'value="many"' in page
-    assert "a whole number from 1 to 1000000" in page
+    assert "a whole number from 1 to 1,000,000" in page
     assert "Nothing was saved. One field needs another value: what it may be is written below it." in page
     assert not PolicyProposal.objects.exists()
 

@@ -179,15 +179,21 @@ def test_nothing_of_the_accounts_can_be_deleted(operator: Client, aurora: Any, m
     assert "delete_selected" not in page.content.decode()
 
 
-def test_a_price_edit_makes_the_next_version_and_leaves_the_old_row(operator: Client) -> None:
+def test_prices_are_read_in_the_admin_and_a_price_of_before_keeps_its_page(operator: Client) -> None:
     prices = {("m", "batch"): TokenPrices(prompt=10, cached=20, output=30)}
-    before = billing_services.set_prices(actor="tests", prices=prices)
-    row = Price.objects.get(token_kind="output")
-    response = operator.post(reverse("admin:billing_price_change", args=[row.pk]), {"micros_per_million": 33})
-    assert response.status_code == 302
-    amounts = Price.objects.order_by("price_version_id", "token_kind").values_list("micros_per_million", flat=True)
-    assert list(amounts) == [20, 30, 10, 20, 33, 10]
-    assert Price.objects.latest("price_version_id").price_version_id == before.version + 1
+    billing_services.set_prices(actor="tests", prices=prices)
+    old = Price.objects.get(token_kind="output")
+    billing_services.set_prices(actor="tests", prices={("m", "batch"): TokenPrices(prompt=10, cached=20, output=31)})
+    listed = operator.get(reverse("admin:billing_price_changelist"))
+    assert sorted(row.micros_per_million for row in listed.context_data["cl"].result_list) == [10, 20, 31]
+    assert reverse("desk-prices") in listed.content.decode()
+    page = operator.get(reverse("admin:billing_price_change", args=[old.pk]))
+    assert page.status_code == 200
+    assert reverse("desk-history") in page.content.decode()
+    assert (
+        operator.post(reverse("admin:billing_price_change", args=[old.pk]), {"micros_per_million": 1}).status_code
+        == 403
+    )
 
 
 def test_the_books_are_read_and_not_edited_even_where_a_tenant_is_unknown(operator: Client, aurora: Any) -> None:

@@ -147,15 +147,16 @@ def _read_into(
         else:
             row[name] = text or None
     else:
-        value, wrong = _number(text, *bounds_of(kind)[name])
+        value, wrong = number(text, *bounds_of(kind)[name])
         if wrong:
             made.wrong[box] = wrong
         else:
             row[name] = value
 
 
-def _number(text: str, least: int, most: int, may_be_empty: bool) -> tuple[int | None, str]:
-    span = f"a whole number from {least} to {most}{', or empty' if may_be_empty else ''}"
+def number(text: str, least: int, most: int, may_be_empty: bool) -> tuple[int | None, str]:
+    """(value, what it should be instead): ASCII digits, which may be grouped."""
+    span = f"a whole number from {least:,} to {most:,}{', or empty' if may_be_empty else ''}"
     if not text:
         return (None, "") if may_be_empty else (None, span)
     digits = text.replace(" ", "").replace("\u202f", "").replace(",", "").replace("_", "")

@@ -2,10 +2,11 @@
 
 from django.urls import path
 
-from gateway.desk import views
+from gateway.desk import prices, views
 
 urlpatterns = [
     path("", views.matrix, name="desk"),
+    path("prices", prices.prices, name="desk-prices"),
     path("classes", views.classes, name="desk-classes"),
     path("edits/<uuid:proposal_id>", views.proposal, name="desk-proposal"),
     path("edits/<uuid:proposal_id>/preview", views.preview, name="desk-preview"),

@@ -12,7 +12,7 @@ from django.conf import settings
 from django.contrib import messages
 from django.contrib.admin.views.decorators import staff_member_required
 from django.contrib.auth.decorators import permission_required
-from django.core.exceptions import ValidationError
+from django.core.exceptions import PermissionDenied, ValidationError
 from django.db.models import Q
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
@@ -25,6 +25,7 @@ from gateway.desk import forms
 from gateway.desk.door_preview import Refused, in_force, refused, without_effect
 from gateway.desk.last_hour import calls_before
 from gateway.desk.preview import Previews
+from gateway.desk.price_table import MAY_EDIT_PRICES, price_preview, told
 from gateway.desk.replaying import FEW_MINUTES
 from tenants import audit, proposals, selectors, services
 from tenants.models import PolicyProposal, PolicyVersion, PriorityClass, QuotaPolicy, Tenant
@@ -32,6 +33,7 @@ from tenants.policy_changes import Change, Document, diff, places
 
 TENANTS_A_PAGE = 20
 VERSIONS_A_PAGE = 50
+_OPEN = (PolicyProposal.State.DRAFT, PolicyProposal.State.WAITING)
 
 
 def operator(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
@@ -96,11 +98,14 @@ def proposal(request: HttpRequest, proposal_id: uuid.UUID) -> HttpResponse:
     if request.method == "POST":
         return _act(request, found)
     edit, refusals = proposals.what_it_does(found)
+    prices = proposals.of_prices(found)
     names = {str(tenant_id): name for tenant_id, name in Tenant.objects.values_list("id", "name")}
     context = {
         "proposal": found,
         "changes": [_named(change, names) for change in edit],
         "conflicts": refusals,
+        "price_changes": told(prices),
+        "prices": price_preview(prices) if found.state in _OPEN else None,
         "door": _door(found.document, edit, names),
         "idle_overflows": [_place(place, names) for place in without_effect(places(found.document), edit)],
         "preview": Previews().find(str(found.id)),
@@ -159,8 +164,10 @@ def version(request: HttpRequest, number: int) -> HttpResponse:
         return _back(request, number)
     names = {str(tenant_id): name for tenant_id, name in Tenant.objects.values_list("id", "name")}
     before = selectors.policy_at(number - 1)
+    row = get_object_or_404(PolicyVersion.objects.defer("document"), version=number)
     context = {
-        "version": get_object_or_404(PolicyVersion.objects.defer("document"), version=number),
+        "version": row,
+        "price_changes": told([Change(**one) for one in row.prices]),
         "changes": [_named(one, names) for one in diff(before.policy, then.policy)] if before else [],
         "back": [_named(one, names) for one in proposals.back_to(then.policy, current.policy)],
         "current": current.version,
@@ -194,6 +201,8 @@ def pause(request: HttpRequest, tenant_id: uuid.UUID, label: str) -> HttpRespons
 
 def _act(request: HttpRequest, found: PolicyProposal) -> HttpResponse:
     actor, action = request.user.get_username(), request.POST.get("action")
+    if found.prices and not request.user.has_perm(MAY_EDIT_PRICES):
+        raise PermissionDenied
     try:
         if action == "send":
             found = proposals.send_off(

@@ -1,0 +1,58 @@
+"""An edit of prices as people see it: old and new, what is odd, what the last day's calls would have cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from django.core.exceptions import ValidationError
+from django.utils import timezone
+
+from billing import selectors, services
+from billing.price_preview import DayOfUse, day_of_use
+from billing.price_sanity import oddities
+from tenants.policy_changes import Change
+
+MAY_EDIT_PRICES = "billing.change_price"
+
+
+@dataclass(frozen=True, slots=True)
+class PriceChange:
+    """One price, for people: amounts in micro-units for a million tokens. ``factor``: new by old, "" where old is 0."""
+
+    where: str
+    kind: str
+    before: int
+    after: int
+
+    @property
+    def factor(self) -> str:
+        return f"{self.after / self.before:,.3g}" if self.before else ""
+
+
+@dataclass(frozen=True, slots=True)
+class PricePreview:
+    """What stands on the page of a draft that changes prices."""
+
+    changes: list[PriceChange]
+    oddities: list[str]
+    day: DayOfUse
+
+
+def told(changes: Sequence[Change]) -> list[PriceChange]:
+    """Changes of prices as a page tells them; a price that is new counts from 0."""
+    return [PriceChange(one.place.removeprefix("price "), one.field, one.before or 0, one.after) for one in changes]
+
+
+def price_preview(changes: Sequence[Change]) -> PricePreview | None:
+    """None where no price is changed, or one that is gone."""
+    try:
+        edited = services.with_changes(changes)
+    except ValidationError:
+        return None
+    if not edited:
+        return None
+    current = selectors.price_list(selectors.current_price_version()).prices
+    return PricePreview(
+        told(changes), oddities(current, {**current, **edited}), day_of_use(timezone.now(), current, edited)
+    )
