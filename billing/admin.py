@@ -18,6 +18,7 @@ from billing import documents, selectors, services
 from billing.models import EngineCount, LedgerAlert, LedgerEntry, Price, Rollup, Statement, UsageRequest
 from tenants.admin import ReadOnly, actor_of
 from tenants.admin_lists import OfClass, OfTenant
+from tenants.forms import Once, WholeNumber
 from tenants.models import Tenant
 
 
@@ -77,12 +78,12 @@ class UsageRequestAdmin(OfTenants):
     search_help_text = "a whole id"
 
 
-class CorrectionForm(forms.ModelForm):  # type: ignore[type-arg]
+class CorrectionForm(Once, forms.ModelForm):  # type: ignore[type-arg]
     """The two entries that people write: an adjustment names its operation, a credit its tenant."""
 
     operation_id = forms.UUIDField(required=False, help_text="whose charge is repaired; empty for a credit")
     tenant = forms.ModelChoiceField(Tenant.objects.all(), required=False, help_text="whom a credit is for")
-    amount_micros = forms.IntegerField(
+    amount_micros = WholeNumber(
         help_text="an adjustment above 0 is charged, one below takes back, at most what is charged; a credit is above 0"
     )
     reason = forms.CharField(max_length=120)
@@ -91,8 +92,19 @@ class CorrectionForm(forms.ModelForm):  # type: ignore[type-arg]
         model = LedgerEntry
         fields = ("operation_id", "tenant", "amount_micros", "reason")
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for field in self.fields.values():  # else a browser that goes back fills in what has been booked
+            field.widget.attrs["autocomplete"] = "off"
+
     def clean(self) -> dict[str, Any]:
         found = super().clean() or {}
+        booked = selectors.correction_of(found["made_id"]) if found.get("made_id") else None
+        if booked is not None:
+            raise ValidationError(
+                f"This form was sent before: it booked entry {booked.pk}, {booked.amount_micros:,} micro-units"
+                f" ({booked.reason}), and nothing was booked again. For another one open a new form."
+            )
         operation_id, tenant, amount = (found.get(name) for name in ("operation_id", "tenant", "amount_micros"))
         if bool(operation_id) == bool(tenant):
             raise ValidationError("Name an operation (to adjust its charge) or a tenant (to give a credit), not both.")
@@ -125,13 +137,17 @@ class LedgerEntryAdmin(OfTenants):
 
     def save_model(self, request: HttpRequest, obj: LedgerEntry, form: CorrectionForm, change: bool) -> None:
         data, actor = form.cleaned_data, actor_of(request)
-        amount, reason = data["amount_micros"], data["reason"]
+        amount, reason, made_id = data["amount_micros"], data["reason"], str(data["made_id"] or "")
         if data["tenant"]:
             tenant_id = data["tenant"].pk
-            made = services.credit(actor=actor, tenant_id=tenant_id, amount_micros=amount, reason=reason)
+            made = services.credit(
+                actor=actor, tenant_id=tenant_id, amount_micros=amount, reason=reason, credit_id=made_id
+            )
         else:
             operation_id = data["operation_id"]
-            made = services.adjust(actor=actor, operation_id=operation_id, amount_micros=amount, reason=reason)
+            made = services.adjust(
+                actor=actor, operation_id=operation_id, amount_micros=amount, reason=reason, adjustment_id=made_id
+            )
         for field in LedgerEntry._meta.concrete_fields:
             setattr(obj, field.attname, getattr(made, field.attname))
 

@@ -10,7 +10,17 @@ from uuid import UUID
 from django.db.models import Count, Max, Q, Sum
 
 from billing.lines import PriceKey, PriceList
-from billing.models import OPEN, EngineCount, LedgerAlert, LedgerEntry, Price, PriceVersion, Rollup, UsageRequest
+from billing.models import (
+    CORRECTIONS,
+    OPEN,
+    EngineCount,
+    LedgerAlert,
+    LedgerEntry,
+    Price,
+    PriceVersion,
+    Rollup,
+    UsageRequest,
+)
 from billing.pricing import TokenKind, TokenPrices
 from tenants import selectors as tenant_selectors
 
@@ -56,6 +66,12 @@ def charged_micros(operation_id: UUID) -> int | None:
         .annotate(Sum("amount_micros"))
     )
     return int(lines.get("settle", 0) + lines.get("adjust", 0)) if lines else None
+
+
+def correction_of(made_id: UUID) -> LedgerEntry | None:
+    """The correction that a form of this id has booked."""
+    keys = [f"{kind}:{made_id}" for kind in CORRECTIONS]
+    return LedgerEntry.objects.filter(kind__in=CORRECTIONS, entry_key__in=keys).first()
 
 
 def price_list(version: int) -> PriceList:

@@ -94,20 +94,28 @@ def write_prices(*, actor: str, prices: Mapping[PriceKey, TokenPrices]) -> Price
     return version
 
 
-def adjust(*, actor: str, operation_id: uuid.UUID, amount_micros: int, reason: str) -> LedgerEntry:
+def adjust(
+    *, actor: str, operation_id: uuid.UUID, amount_micros: int, reason: str, adjustment_id: str = ""
+) -> LedgerEntry:
     """Repairs an operation's charge by a new line that names it; positive is charged. Raises ValidationError, also
     where more would be taken back than is charged.
+
+    ``adjustment_id`` is the giver's own number, as ``credit_id`` is of a credit.
     """
     if not reason:
         raise ValidationError({"reason": "An adjustment has a reason."})
     with transaction.atomic():
         # One correction of an operation at a time: two that fit may not fit together.
         UsageRequest.objects.select_for_update().filter(id=operation_id).first()
+        entry_key = _entry_key("adjust", adjustment_id)
+        booked = LedgerEntry.objects.filter(operation_id=operation_id, entry_key=entry_key).first()
+        if booked is not None:
+            return _the_same(booked, amount_micros, reason)
         refuse_adjustment(operation_id=operation_id, amount_micros=amount_micros)
         line = LedgerEntry.objects.filter(operation_id=operation_id).earliest("id")
         entry = LedgerEntry(
             operation_id=line.operation_id,
-            entry_key=f"adjust:{uuid.uuid4()}",
+            entry_key=entry_key,
             kind="adjust",
             tenant_id=line.tenant_id,
             project_id=line.project_id,
@@ -158,10 +166,8 @@ def credit(*, actor: str, tenant_id: uuid.UUID, amount_micros: int, reason: str,
         raise ValidationError({"reason": "A credit has a reason."})
     if not Tenant.objects.filter(id=tenant_id).exists():
         raise ValidationError(f"no tenant {tenant_id}")
-    entry_key = f"credit:{credit_id or uuid.uuid4()}"
-    if len(entry_key) > _KEY_LENGTH:
-        raise ValidationError(f"credit_id has at most {_KEY_LENGTH - len('credit:')} characters")
-    entry, is_new = LedgerEntry.objects.get_or_create(
+    entry_key = _entry_key("credit", credit_id)
+    entry, _ = LedgerEntry.objects.get_or_create(
         operation_id=uuid.uuid5(tenant_id, entry_key),
         entry_key=entry_key,
         defaults={
@@ -172,8 +178,21 @@ def credit(*, actor: str, tenant_id: uuid.UUID, amount_micros: int, reason: str,
             "actor": actor,
         },
     )
-    if not is_new and (entry.amount_micros, entry.reason) != (amount_micros, reason):
-        raise ValidationError(f"credit_id {credit_id!r} was given before with another amount or reason")
+    return _the_same(entry, amount_micros, reason)
+
+
+def _entry_key(kind: str, given: str) -> str:
+    """The giver's own number of a correction, or a new one."""
+    entry_key = f"{kind}:{given or uuid.uuid4()}"
+    if len(entry_key) > _KEY_LENGTH:
+        raise ValidationError(f"{kind}_id has at most {_KEY_LENGTH - len(kind) - 1} characters")
+    return entry_key
+
+
+def _the_same(entry: LedgerEntry, amount_micros: int, reason: str) -> LedgerEntry:
+    """An entry that was given again. Raises ValidationError where it says something else."""
+    if (entry.amount_micros, entry.reason) != (amount_micros, reason):
+        raise ValidationError(f"{entry.entry_key!r} was given before with another amount or reason")
     return entry
 
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 import uuid
 from dataclasses import fields as dataclass_fields
 from typing import Any
+from uuid import UUID
 
 from django import forms
 from django.conf import settings
 from django.contrib import admin, messages
 from django.contrib.auth.base_user import AbstractBaseUser
+from django.core.exceptions import ValidationError
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
@@ -23,6 +25,8 @@ from scheduler_engine.policy import PriorityClass as ClassName
 from tenants import audit, services
 from tenants.admin_forms import OneAtATime, Opened, OpenedWithReason
 from tenants.admin_lists import Bounded, OfTenant
+from tenants.checks import SENT_BEFORE
+from tenants.forms import Once
 from tenants.models import ApiKey, PolicyVersion, PriorityClass, Project, QuotaPolicy, Tenant
 
 
@@ -111,12 +115,18 @@ class ProjectAdmin(OneAtATime, KeepRows):
             obj.pk = made.pk
 
 
-class NewKeyForm(forms.ModelForm):  # type: ignore[type-arg]
+class NewKeyForm(Once, forms.ModelForm):  # type: ignore[type-arg]
     """A key belongs to a project; its tenant is the project's."""
 
     class Meta:
         model = ApiKey
         fields = ["project", "name", "expires_at"]
+
+    def clean_made_id(self) -> UUID | None:
+        made_id: UUID | None = self.cleaned_data["made_id"]
+        if made_id and ApiKey.objects.filter(id=made_id).exists():
+            raise ValidationError(SENT_BEFORE)
+        return made_id
 
 
 @admin.register(ApiKey)
@@ -141,6 +151,7 @@ class ApiKeyAdmin(KeepRows):
             name=obj.name,
             env=settings.RUBATO_KEY_ENVIRONMENT,
             expires_at=obj.expires_at,
+            key_id=form.cleaned_data["made_id"],
         )
         obj.pk = issued.key.pk
         self.message_user(request, f"Copy this key now, it is never shown again: {issued.text}", messages.WARNING)

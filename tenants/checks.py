@@ -9,6 +9,8 @@ import psycopg
 from django.core.exceptions import ValidationError
 from django.db import IntegrityError, models, transaction
 
+SENT_BEFORE = "This form was sent before: what it made is there, and nothing was made again."
+
 
 @contextmanager
 def checked_by_the_database(model: type[models.Model], using: str) -> Iterator[None]:
@@ -20,6 +22,8 @@ def checked_by_the_database(model: type[models.Model], using: str) -> Iterator[N
             yield
     except IntegrityError as refusal:
         broken = _name_of(refusal)
+        if broken == f"{model._meta.db_table}_pkey":
+            raise ValidationError(SENT_BEFORE) from refusal
         for constraint in model._meta.constraints:
             if constraint.name == broken:
                 raise ValidationError(constraint.get_violation_error_message()) from refusal

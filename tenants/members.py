@@ -6,13 +6,15 @@ import hashlib
 import secrets
 from dataclasses import dataclass
 from datetime import timedelta
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from django.contrib.auth.base_user import AbstractBaseUser
 from django.core.exceptions import ValidationError
 from django.utils import timezone
 
 from tenants.audit import change_by
+from tenants.checks import checked_by_the_database
+from tenants.isolation import alias
 from tenants.models import Invitation, Membership, Tenant
 from tenants.roles import Role
 
@@ -44,10 +46,13 @@ def add_member(*, actor: str, tenant: Tenant, user: AbstractBaseUser, email: str
     return member
 
 
-def invite(*, actor: str, tenant: Tenant, email: str, role: Role) -> Invited:
-    """An offer for seven days. An open one to the same address is taken back. Raises ValidationError."""
+def invite(*, actor: str, tenant: Tenant, email: str, role: Role, invitation_id: UUID | None = None) -> Invited:
+    """An offer for seven days. An open one to the same address is taken back. Raises ValidationError, also where there
+    is one of this ``invitation_id``; nothing is taken back then.
+    """
     token = secrets.token_urlsafe(32)
     invitation = Invitation(
+        id=invitation_id or uuid4(),
         tenant=tenant,
         email=email.strip().lower(),
         role=role.value,
@@ -60,7 +65,8 @@ def invite(*, actor: str, tenant: Tenant, email: str, role: Role) -> Invited:
         if Membership.objects.filter(tenant=tenant, email__iexact=invitation.email).exists():
             raise ValidationError({"email": f"{invitation.email} is a member already"})
         Invitation.objects.filter(tenant=tenant, email=invitation.email, ended_at=None).update(ended_at=timezone.now())
-        invitation.save(force_insert=True)
+        with checked_by_the_database(Invitation, alias()):
+            invitation.save(force_insert=True)
     return Invited(invitation, token)
 
 

@@ -97,10 +97,12 @@ def issue_key(
     env: str,
     expires_at: datetime | None = None,
     role: Role | None = None,
+    key_id: UUID | None = None,
 ) -> IssuedKey:
     """A new key of the project's tenant. Its text leaves here once and is stored nowhere.
 
-    With a role it is a management key: it opens the management API and no inference.
+    With a role it is a management key: it opens the management API and no inference. Raises ValidationError, also where
+    there is a key of this ``key_id``.
     """
     new = api_keys.make(env)
     key = ApiKey(
@@ -114,17 +116,20 @@ def issue_key(
         role=role.value if role else "",
         created_by=actor,
     )
+    if key_id is not None:
+        key.id = key_id
     with change_by(actor):
-        key.full_clean()
-        key.save(force_insert=True)
+        key.full_clean(exclude=["id"])
+        with checked_by_the_database(ApiKey, alias()):
+            key.save(force_insert=True)
     return IssuedKey(key, new.text)
 
 
-def rotate_key(*, actor: str, key_id: UUID, env: str, grace: timedelta) -> IssuedKey:
+def rotate_key(*, actor: str, key_id: UUID, env: str, grace: timedelta, expected_last4: str | None = None) -> IssuedKey:
     """A new secret for the same key; the one before goes on opening for ``grace``, and then ends. Its public id stays.
 
-    A secret that was still in its own grace ends now. Raises ValidationError for a key that has ended, and
-    ApiKey.DoesNotExist.
+    A secret that was still in its own grace ends now. Raises ValidationError for a key that has ended, and for one
+    whose secret does not end as expected any more; and ApiKey.DoesNotExist.
     """
     if not timedelta(0) <= grace <= LONGEST_GRACE:
         raise ValidationError(f"grace lies between 0 and {LONGEST_GRACE.days} days")
@@ -133,6 +138,8 @@ def rotate_key(*, actor: str, key_id: UUID, env: str, grace: timedelta) -> Issue
         now = timezone.now()
         if key.revoked_at is not None or (key.expires_at is not None and key.expires_at <= now):
             raise ValidationError("a key that has ended cannot be rotated: make a new one")
+        if expected_last4 not in (None, key.last4):
+            raise ValidationError(f"{key.name} has been rotated since this form was opened; it ends in {key.last4} now")
         new = api_keys.make(env, key.public_id)
         keeps = grace > timedelta(0)
         key.previous_sha256, key.previous_last4 = (key.secret_sha256, key.last4) if keeps else ("", "")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from scheduler_engine.policy import ClassPolicy, PriorityClass, TenantClassPolicy, bounds_of
+from tenants.forms import whole_number
 from tenants.policy_changes import Document
 
 COLUMNS: dict[str, tuple[str, str]] = {  # field: (what it is called, its unit)
@@ -159,8 +160,7 @@ def number(text: str, least: int, most: int, may_be_empty: bool) -> tuple[int | 
     span = f"a whole number from {least:,} to {most:,}{', or empty' if may_be_empty else ''}"
     if not text:
         return (None, "") if may_be_empty else (None, span)
-    digits = text.replace(" ", "").replace("\u202f", "").replace(",", "").replace("_", "")
-    if not (digits.lstrip("-").isascii() and digits.lstrip("-").isdigit() and len(digits) <= 19):
+    value = whole_number(text)
+    if value is None:
         return None, span
-    value = int(digits)
     return (value, "") if least <= value <= most else (None, span)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from django.conf import settings
 from django.core.exceptions import ValidationError
@@ -14,6 +14,8 @@ from django.utils import timezone
 from gateway.webhooks.models import EVENTS, OPERATORS_EVENTS, Delivery, Endpoint, Threshold
 from gateway.webhooks.sending import ForbiddenAddress, check_url
 from tenants.audit import change_by
+from tenants.checks import checked_by_the_database
+from tenants.isolation import alias
 from tenants.models import Tenant
 
 MOST = 10
@@ -26,8 +28,8 @@ def events_for(tenant: Tenant) -> tuple[str, ...]:
     return (*EVENTS, *OPERATORS_EVENTS) if tenant.slug == settings.RUBATO_OPERATOR_TENANT else EVENTS
 
 
-def add(*, actor: str, tenant: Tenant, url: str, events: Sequence[str]) -> Endpoint:
-    """Raises ValidationError."""
+def add(*, actor: str, tenant: Tenant, url: str, events: Sequence[str], endpoint_id: UUID | None = None) -> Endpoint:
+    """Raises ValidationError, also where there is an endpoint of this ``endpoint_id``."""
     try:
         check_url(url, may_be_private=settings.RUBATO_WEBHOOKS_MAY_BE_PRIVATE)
     except ForbiddenAddress as error:
@@ -39,13 +41,18 @@ def add(*, actor: str, tenant: Tenant, url: str, events: Sequence[str]) -> Endpo
         if Endpoint.objects.filter(tenant=tenant).count() >= MOST:
             raise ValidationError({"url": f"a tenant has at most {MOST} endpoints"})
         wanted = [event for event in offered if event in events]
-        return Endpoint.objects.create(tenant=tenant, url=url, events=wanted, created_by=actor)
+        made = Endpoint(id=endpoint_id or uuid4(), tenant=tenant, url=url, events=wanted, created_by=actor)
+        with checked_by_the_database(Endpoint, alias()):
+            made.save(force_insert=True)
+        return made
 
 
-def rotate(*, actor: str, endpoint_id: UUID) -> bool:
-    """A new secret; for a day both sign. False where there is no such endpoint."""
+def rotate(*, actor: str, endpoint_id: UUID, seen: int | None = None) -> bool:
+    """A new secret; for a day both sign. False where there is no such endpoint, or not with the secret ``seen``."""
     with change_by(actor):
         found = Endpoint.objects.filter(id=endpoint_id)
+        if seen is not None:
+            found = found.filter(secret_number=seen)
         until = timezone.now() + OVERLAP
         return bool(found.update(secret_number=F("secret_number") + 1, previous_until=until))
 

@@ -20,6 +20,7 @@ from gateway.gate import Gate
 from gateway.webhooks import alerts as crossed
 from gateway.webhooks import services
 from gateway.webhooks.models import Alert, Delivery, Threshold
+from tenants.forms import WholeNumber
 from tenants.models import CLASS_CHOICES
 from tenants.roles import Capability
 from wire.bus import BusError
@@ -31,7 +32,7 @@ SHOWN = 50
 class NewThreshold(forms.Form):
     priority_class = forms.ChoiceField(choices=CLASS_CHOICES, label="class")
     measure = forms.ChoiceField(choices=Threshold.Measure.choices, label="counted in")
-    amount = forms.IntegerField(
+    amount = WholeNumber(
         min_value=1, max_value=10**15, help_text="1 to 100 for percent; else a number of tokens in the class's window"
     )
 

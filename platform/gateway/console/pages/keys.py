@@ -20,6 +20,7 @@ from gateway.console.pages.membership import Member, page
 from gateway.console.pages.paging import shown
 from scheduler_engine.policy import PriorityClass
 from tenants import services
+from tenants.forms import Once, WholeNumber
 from tenants.models import CLASS_CHOICES, ROLE_CHOICES, ApiKey, Project
 from tenants.roles import CAPABILITIES, Capability, Role
 
@@ -33,7 +34,7 @@ class ByName(forms.ModelChoiceField):  # type: ignore[type-arg]
         return str(obj.name)
 
 
-class NewKey(forms.Form):
+class NewKey(Once):
     name = forms.CharField(max_length=120, help_text="what will use it: shown in usage and on the trail")
     project = ByName(Project.objects.none(), empty_label=None)
     role = forms.ChoiceField(
@@ -42,7 +43,7 @@ class NewKey(forms.Form):
         label="opens",
         help_text="inference, or the management API with the rights of a role",
     )
-    days = forms.IntegerField(
+    days = WholeNumber(
         min_value=1, max_value=3_650, required=False, label="ends after (days)", help_text="empty = never"
     )
 
@@ -67,6 +68,7 @@ class NewProject(forms.Form):
 
 
 class Rotation(forms.Form):
+    seen = forms.CharField(max_length=4, required=False, widget=forms.HiddenInput)
     grace = forms.ChoiceField(choices=GRACES, initial="86400", label="the old secret goes on for")
 
 
@@ -77,14 +79,19 @@ def keys(request: HttpRequest, me: Member) -> HttpResponse:
     form = NewKey(me, request.POST if request.method == "POST" else None)
     if request.method == "POST" and form.is_valid():
         days = form.cleaned_data["days"]
-        issued = services.issue_key(
-            actor=me.actor,
-            project=form.cleaned_data["project"],
-            name=form.cleaned_data["name"],
-            env=settings.RUBATO_KEY_ENVIRONMENT,
-            expires_at=timezone.now() + timedelta(days=days) if days else None,
-            role=Role(form.cleaned_data["role"]) if form.cleaned_data["role"] else None,
-        )
+        try:
+            issued = services.issue_key(
+                actor=me.actor,
+                project=form.cleaned_data["project"],
+                name=form.cleaned_data["name"],
+                env=settings.RUBATO_KEY_ENVIRONMENT,
+                expires_at=timezone.now() + timedelta(days=days) if days else None,
+                role=Role(form.cleaned_data["role"]) if form.cleaned_data["role"] else None,
+                key_id=form.cleaned_data["made_id"],
+            )
+        except ValidationError as refusal:
+            messages.error(request, " ".join(refusal.messages))
+            return redirect("console-keys", slug=me.tenant.slug)
         return _show_once(request, me, issued, "made")
     newest_first = ApiKey.objects.select_related("project").order_by(
         F("revoked_at").desc(nulls_first=True), "-created_at"
@@ -98,12 +105,16 @@ def keys(request: HttpRequest, me: Member) -> HttpResponse:
 def rotate(request: HttpRequest, me: Member, key_id: uuid.UUID) -> HttpResponse:
     """Asks for the grace, then shows the new secret once."""
     key = get_object_or_404(ApiKey, id=key_id)
-    form = Rotation(request.POST if request.method == "POST" else None)
+    form = Rotation(request.POST if request.method == "POST" else None, initial={"seen": key.last4})
     if request.method == "POST" and form.is_valid():
         grace = timedelta(seconds=int(form.cleaned_data["grace"]))
         try:
             issued = services.rotate_key(
-                actor=me.actor, key_id=key.id, env=settings.RUBATO_KEY_ENVIRONMENT, grace=grace
+                actor=me.actor,
+                key_id=key.id,
+                env=settings.RUBATO_KEY_ENVIRONMENT,
+                grace=grace,
+                expected_last4=form.cleaned_data["seen"] or None,
             )
         except ValidationError as refusal:
             messages.error(request, " ".join(refusal.messages))

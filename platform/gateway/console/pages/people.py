@@ -15,11 +15,12 @@ from django.views.decorators.cache import never_cache
 from gateway.console.pages.membership import Member, page
 from gateway.console.pages.paging import shown
 from tenants import members
+from tenants.forms import Once
 from tenants.models import ROLE_CHOICES, Invitation, Membership
 from tenants.roles import Capability, Role
 
 
-class Offer(forms.Form):
+class Offer(Once):
     email = forms.EmailField()
     role = forms.ChoiceField(choices=ROLE_CHOICES, initial="developer")
 
@@ -52,7 +53,8 @@ def people(request: HttpRequest, me: Member) -> HttpResponse:
 
 def _invite(request: HttpRequest, me: Member, form: Offer, role: Role) -> str:
     try:
-        made = members.invite(actor=me.actor, tenant=me.tenant, email=form.cleaned_data["email"], role=role)
+        email, made_id = form.cleaned_data["email"], form.cleaned_data["made_id"]
+        made = members.invite(actor=me.actor, tenant=me.tenant, email=email, role=role, invitation_id=made_id)
     except ValidationError as refusal:
         form.add_error("email", refusal.messages)
         return ""

@@ -19,27 +19,28 @@ from gateway.console.pages.membership import Member, page
 from gateway.webhooks import services
 from gateway.webhooks.models import Delivery, Endpoint
 from gateway.webhooks.signing import secret_of
+from tenants.forms import Once, whole_number
 from tenants.roles import Capability
 
 SHOWN = 50
-_DEEDS: dict[str, tuple[Callable[[str, uuid.UUID], bool], str]] = {
+_DEEDS: dict[str, tuple[Callable[[str, uuid.UUID, int | None], bool], str]] = {
     "rotate": (
-        lambda actor, it: services.rotate(actor=actor, endpoint_id=it),
+        lambda actor, it, seen: services.rotate(actor=actor, endpoint_id=it, seen=seen),
         "It has a new secret; for a day the old one signs too.",
     ),
     "off": (
-        lambda actor, it: services.switch(actor=actor, endpoint_id=it, is_active=False),
+        lambda actor, it, _: services.switch(actor=actor, endpoint_id=it, is_active=False),
         "Nothing is told to it for now.",
     ),
     "on": (
-        lambda actor, it: services.switch(actor=actor, endpoint_id=it, is_active=True),
+        lambda actor, it, _: services.switch(actor=actor, endpoint_id=it, is_active=True),
         "It is told what happened meanwhile, up to a day back, and what happens from now on.",
     ),
-    "remove": (lambda actor, it: services.remove(actor=actor, endpoint_id=it), "It is gone, with its deliveries."),
+    "remove": (lambda actor, it, _: services.remove(actor=actor, endpoint_id=it), "It is gone, with its deliveries."),
 }
 
 
-class NewEndpoint(forms.Form):
+class NewEndpoint(Once):
     url = forms.CharField(label="address", max_length=500, help_text="https://, and reachable from the open network")
     events = forms.MultipleChoiceField(widget=forms.CheckboxSelectMultiple, label="told of")
 
@@ -57,7 +58,9 @@ def webhooks(request: HttpRequest, me: Member) -> HttpResponse:
     form = NewEndpoint(me, request.POST if request.method == "POST" else None)
     if request.method == "POST" and form.is_valid():
         try:
-            services.add(actor=me.actor, tenant=me.tenant, **form.cleaned_data)
+            given = form.cleaned_data
+            made_id, url, events = given["made_id"], given["url"], given["events"]
+            services.add(actor=me.actor, tenant=me.tenant, url=url, events=events, endpoint_id=made_id)
         except ValidationError as refusal:
             form.add_error(None, refusal)
         else:
@@ -90,10 +93,11 @@ def change(request: HttpRequest, me: Member, endpoint_id: str, deed: str) -> Htt
     """One of ``rotate``, ``off``, ``on``, ``remove``."""
     do, words = _DEEDS[deed]
     try:
-        done = do(me.actor, uuid.UUID(endpoint_id))
+        done = do(me.actor, uuid.UUID(endpoint_id), whole_number(request.POST.get("seen", "")))
     except ValueError:  # 36 characters that are no id
         done = False
-    return _said(request, me, done, words, "There is no such endpoint.")
+    refusal = "There is no such endpoint, or it has a newer secret than this page showed."
+    return _said(request, me, done, words, refusal if deed == "rotate" else "There is no such endpoint.")
 
 
 @require_POST

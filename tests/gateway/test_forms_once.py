@@ -1,0 +1,148 @@
+"""A form that books, or makes something with a secret, does so once, however often it is sent."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.db import connections
+from django.test import Client
+
+from billing.models import LedgerEntry
+from gateway.webhooks.models import Endpoint
+from tenants.models import ApiKey, Invitation
+from tests.gateway.management_world import House, open_houses
+
+CORRECTION = "/admin/billing/ledgerentry/add/"
+
+
+@pytest.fixture
+def aurora(transactional_db: None, settings: Any) -> House:
+    settings.RUBATO_WEBHOOKS_MAY_BE_PRIVATE = True
+    house = open_houses(settings)["aurora"]
+    house.member.role = "owner"
+    house.member.save()
+    return house
+
+
+@pytest.fixture
+def browser(aurora: House) -> Client:
+    """Of somebody who owns Aurora and runs the platform."""
+    user = aurora.member.user
+    User.objects.filter(pk=user.pk).update(is_staff=True, is_superuser=True)
+    client = Client()
+    client.force_login(User.objects.get(pk=user.pk), backend="django.contrib.auth.backends.ModelBackend")
+    return client
+
+
+def hidden(browser: Client, page: str, name: str = "made_id") -> str:
+    return re.findall(rf'name="{name}" value="([^"]+)"', browser.get(page).content.decode())[0]
+
+
+def credit(aurora: House) -> tuple[str, dict[str, Any], Callable[[], int]]:
+    form = {"tenant": aurora.tenant.pk, "amount_micros": "55", "reason": "goodwill"}
+    return CORRECTION, form, LedgerEntry.objects.filter(kind="credit").count
+
+
+def adjustment(aurora: House) -> tuple[str, dict[str, Any], Callable[[], int]]:
+    charged = LedgerEntry.objects.get(kind="settle", tenant_id=aurora.tenant.pk)
+    form = {"operation_id": charged.operation_id, "amount_micros": "-3", "reason": "repair"}
+    return CORRECTION, form, LedgerEntry.objects.filter(kind="adjust").count
+
+
+def key(aurora: House) -> tuple[str, dict[str, Any], Callable[[], int]]:
+    return "/console/aurora/keys", {"name": "x", "project": aurora.project.pk}, ApiKey.objects.filter(name="x").count
+
+
+def admin_key(aurora: House) -> tuple[str, dict[str, Any], Callable[[], int]]:
+    form = {"name": "x", "project": aurora.project.pk, "expires_at_0": "", "expires_at_1": ""}
+    return "/admin/tenants/apikey/add/", form, ApiKey.objects.filter(name="x").count
+
+
+def invitation(aurora: House) -> tuple[str, dict[str, Any], Callable[[], int]]:
+    form = {"email": "new@aurora.example", "role": "auditor"}
+    return "/console/aurora/members", form, Invitation.objects.filter(email=form["email"]).count
+
+
+def endpoint(aurora: House) -> tuple[str, dict[str, Any], Callable[[], int]]:
+    form = {"url": "https://192.0.2.1/hook", "events": ["batch.completed"]}
+    return "/console/aurora/webhooks", form, Endpoint.objects.count
+
+
+EVERY = [credit, adjustment, key, admin_key, invitation, endpoint]
+
+
+@pytest.mark.parametrize("made", EVERY)
+def test_a_form_that_is_sent_twice_makes_its_thing_once_and_says_so(aurora: House, browser: Client, made: Any) -> None:
+    page, form, count = made(aurora)
+    form["made_id"] = hidden(browser, page)
+    browser.post(page, form)
+    assert count() == 1
+    again = browser.post(page, form, follow=True).content.decode()
+    assert count() == 1
+    assert "This form was sent before" in again
+    browser.post(page, {**form, "made_id": hidden(browser, page)})
+    assert count() == 2
+
+
+@pytest.mark.parametrize("made", EVERY)
+def test_a_form_that_is_sent_three_times_at_once_makes_its_thing_once(
+    aurora: House, browser: Client, made: Any
+) -> None:
+    page, form, count = made(aurora)
+    form["made_id"] = hidden(browser, page)
+
+    def send() -> None:
+        client = Client(raise_request_exception=False)
+        client.cookies = browser.cookies
+        try:
+            client.post(page, form)
+        finally:
+            connections.close_all()
+
+    senders = [threading.Thread(target=send) for _ in range(3)]
+    for sender in senders:
+        sender.start()
+    for sender in senders:
+        sender.join()
+    assert count() == 1
+
+
+def test_a_form_that_has_booked_books_nothing_else_either(aurora: House, browser: Client) -> None:
+    page, form, count = credit(aurora)
+    form["made_id"] = hidden(browser, page)
+    browser.post(page, form)
+    said = browser.post(page, {**form, "amount_micros": "56"}).content.decode()
+    assert "55 micro-units (goodwill)" in said
+    assert count() == 1
+
+
+def test_a_browser_that_goes_back_to_a_correction_fills_nothing_in(browser: Client) -> None:
+    text = browser.get(CORRECTION).content.decode()
+    boxes = re.findall(r'<(?:input|select)[^>]*name="(?:operation_id|tenant|amount_micros|reason)"[^>]*>', text)
+    assert len(boxes) == 4
+    assert all('autocomplete="off"' in box for box in boxes)
+
+
+def test_a_reload_of_a_rotated_key_s_page_leaves_its_new_secret(aurora: House, browser: Client) -> None:
+    page = f"/console/aurora/keys/{aurora.key.key.id}/rotate"
+    form = {"grace": "86400", "seen": hidden(browser, page, "seen")}
+    browser.post(page, form)
+    rotated = ApiKey.objects.get(id=aurora.key.key.id)
+    assert "has been rotated since" in browser.post(page, form, follow=True).content.decode()
+    after = ApiKey.objects.get(id=aurora.key.key.id)
+    assert (after.secret_sha256, after.previous_sha256) == (rotated.secret_sha256, rotated.previous_sha256)
+
+
+def test_a_second_press_of_rotate_leaves_a_webhook_s_new_secret(aurora: House, browser: Client) -> None:
+    page, form, _ = endpoint(aurora)
+    browser.post(page, form)
+    made = Endpoint.objects.get()
+    seen = hidden(browser, page, "seen")
+    browser.post(f"{page}/{made.id}/rotate", {"seen": seen})
+    assert "newer secret" in browser.post(f"{page}/{made.id}/rotate", {"seen": seen}, follow=True).content.decode()
+    assert Endpoint.objects.get().secret_number == 2
