@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -181,9 +182,9 @@ async def test_a_body_that_breaks_off_is_400_in_the_error_shape(world: Any) -> N
 
 
 async def test_a_broken_body_does_not_hide_an_earlier_refusal(world: Any) -> None:
-    start, end = await received_without_a_whole_body(world, "nonsense")
+    start, *parts = await received_without_a_whole_body(world, "nonsense")
     assert start["status"] == 401
-    assert json.loads(end["body"])["error"]["code"] == "invalid_api_key"
+    assert json.loads(b"".join(part["body"] for part in parts))["error"]["code"] == "invalid_api_key"
 
 
 async def test_four_stop_strings_of_the_greatest_length_are_taken(world: Any) -> None:
@@ -223,6 +224,52 @@ async def test_a_body_over_the_limit_that_does_not_announce_its_size_is_413_too(
     async with httpx2.AsyncClient(base_url=world.base_url) as client:
         response = await client.post(CHAT, content=pieces(), headers=headers)
     assert_refused(world, response, 413, "request_too_large")
+
+
+@pytest.mark.parametrize("expects", [b"", b"expect: 100-continue\r\n"])
+@pytest.mark.parametrize("size", [1_048_577, 99_999_999])
+async def test_a_body_that_is_announced_too_large_is_413_at_once_and_before_it_is_sent(
+    world: Any, size: int, expects: bytes
+) -> None:
+    host, port = world.base_url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    key, length = world.keys["aurora"].encode(), str(size).encode()
+    head = b"POST " + CHAT.encode() + b" HTTP/1.1\r\nhost: x\r\nauthorization: Bearer " + key + b"\r\n"
+    writer.write(head + b"content-type: application/json\r\ncontent-length: " + length + b"\r\n" + expects + b"\r\n")
+    answer = await asyncio.wait_for(reader.readuntil(b"}}"), 2.0)
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert b"request_too_large" in answer
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", CHAT),
+        ("POST", "/v1/completions"),
+        ("POST", "/v1/responses"),
+        ("POST", "/v1/responses/resp_x/cancel"),
+        ("DELETE", "/v1/responses/resp_x"),
+        ("POST", "/v1/files"),
+        ("GET", "/v1/files/file-x"),
+        ("GET", "/v1/files/file-x/content"),
+        ("POST", "/v1/batches"),
+        ("POST", "/v1/batches/batch_x/cancel"),
+        ("GET", "/v1/models"),
+        ("GET", f"/v1/models/{MODEL}"),
+        ("GET", "/v1/responses/resp_x"),
+        ("GET", "/v1/responses/resp_x/input_items"),
+    ],
+)
+async def test_a_query_that_means_nothing_is_refused_by_name_everywhere(world: Any, method: str, path: str) -> None:
+    refused = await send(world, b"" if method == "GET" else body(), method=method, path=f"{path}?colour=red")
+    assert_refused(world, refused, 400, "unknown_parameter", "colour")
+
+
+@pytest.mark.parametrize("query", ["stream=true&stream=true", "stream=true&starting_after=1&starting_after=2"])
+async def test_a_parameter_of_a_query_that_comes_twice_is_refused(world: Any, query: str) -> None:
+    refused = await send(world, b"", method="GET", path=f"/v1/responses/resp_x?{query}")
+    assert_refused(world, refused, 400, "invalid_value", query.rpartition("&")[2].partition("=")[0])
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,17 @@ async def test_a_stream_that_broke_is_worked_on_anew(world: Any) -> None:
     assert (await send(world, "k1", stream=True)).text.endswith("data: [DONE]\n\n")
 
 
-@pytest.mark.parametrize("key", ["k" * 256, "a\tb"])
+@pytest.mark.parametrize("key", ["k" * 256, "a\tb", ""])
 async def test_a_key_that_is_none_is_400(world: Any, key: str) -> None:
     refused = await send(world, key)
     assert (refused.status_code, json.loads(refused.text)["error"]["param"]) == (400, "Idempotency-Key")
+
+
+@pytest.mark.parametrize("second", ["k1", "k2", ""])
+async def test_two_keys_are_400_also_where_both_are_the_same(world: Any, second: str) -> None:
+    own = [("authorization", f"Bearer {world.keys['aurora']}"), ("content-type", "application/json")]
+    keys = [("idempotency-key", "k1"), ("Idempotency-Key", second)]
+    async with httpx2.AsyncClient(base_url=world.base_url) as client:
+        refused = await client.post("/v1/chat/completions", content=b"{}", headers=[*own, *keys])
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "Idempotency-Key")
+    assert num_reserved(world) == 0

@@ -274,3 +274,21 @@ def test_the_schema_describes_every_route_and_needs_no_key(db: None) -> None:
     described = {(method.upper(), path) for path, methods in schema["paths"].items() for method in methods}
     routes = {(method, route.split("?")[0].replace("{", "").replace("}", "")) for method, route, _ in ROUTES}
     assert len(described) >= len(routes)
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        ("limit=1&limit=2", "limit"),
+        ("start_time=1&start_time=1", "start_time"),
+        ("start_time=1&limit[]=2", "limit[]"),
+        ("start_time[]=1", "start_time[]"),
+    ],
+)
+def test_a_parameter_of_one_value_that_comes_twice_or_as_a_list_is_refused(
+    aurora: House, query: str, param: str
+) -> None:
+    refused = call(aurora.management_key(Role.ADMIN), "GET", f"usage/completions?{query}")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+    listed = "usage/completions?start_time=1&group_by=model&group_by[]=project_id&models=a&models=b"
+    assert call(aurora.management_key(Role.ADMIN), "GET", listed).status_code == 200

@@ -55,7 +55,16 @@ def output_line(batch: Batch, line: Line) -> bytes:
             "response": {"status_code": line.status_code, "request_id": line.request_id, "body": body},
             "error": None,
         }
-    return _encode(row) + b"\n"
+    return _on_one_line(_encode(row)) + b"\n"
+
+
+def _on_one_line(row: bytes) -> bytes:
+    """JSON lets three characters stand in its texts at which many a reader of lines breaks one; written by number they
+    are the same to a reader of JSON.
+    """
+    for character in "\x85\u2028\u2029":
+        row = row.replace(character.encode(), b"\\u%04x" % ord(character))
+    return row
 
 
 class _Output:

@@ -16,6 +16,7 @@ from gateway.errors import InvalidRequest, Reason, Refusal, invalid
 MAX_LINES = 50_000
 MOST_NUMBERS = 2 * MAX_LINES  # empty lines are skipped, and counted
 MAX_ERRORS = 100  # told; the file is bad all the same
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # some editors put one at a file's head
 LINE_BYTES = 65_536  # what a line may have besides its body
 
 
@@ -58,8 +59,9 @@ class Validator:
             if len(raw) > longest:
                 self._blame(number, Refusal(reason=Reason.BODY_TOO_LARGE, message=f"Longer than {longest} bytes."))
                 break
-            if raw.strip():
-                good = self._look_at(raw, number, start)
+            skipped = len(BYTE_ORDER_MARK) if number == 1 and raw.startswith(BYTE_ORDER_MARK) else 0
+            if raw[skipped:].strip():
+                good = self._look_at(raw[skipped:], number, start + skipped)
                 if good is not None and not self.errors:
                     yield good
             if len(self.errors) >= MAX_ERRORS or self.num_lines > MAX_LINES or number > MOST_NUMBERS:

@@ -23,6 +23,7 @@ from tenants.isolation import tenant
 from tenants.roles import Capability
 
 MOST = 100
+LISTS = frozenset({"group_by", "project_ids", "api_key_ids", "models", "service_tiers"})  # may come several times
 _REASON = "X-Audit-Reason"
 
 
@@ -50,10 +51,13 @@ class View(APIView):
 
     def _refuse_unknown(self, request: Request, known: Sequence[str]) -> None:
         """Raises ValidationError: nothing that is asked for is left out in silence."""
-        for name in request.query_params:
-            if name.removesuffix("[]") not in known:
+        for name, values in request.query_params.lists():
+            is_list = name.removesuffix("[]") in LISTS
+            if (name.removesuffix("[]") if is_list else name) not in known:
                 taken = f"This route takes {', '.join(known) or 'none'}."
                 raise exceptions.ValidationError({name[:64]: [self.elsewhere.get(name, taken)]}, code="unknown")
+            if len(values) > 1 and not is_list:
+                raise exceptions.ValidationError({name: ["It is given more than once."]})
 
     def _walled(self, handler: Callable[..., Response]) -> Callable[..., Response]:
         def inside(request: Request, *args: Any, **kwargs: Any) -> Response:

@@ -21,10 +21,10 @@ ROUTES = (
     Route("POST", "/v1/chat/completions", idempotency.once(chat.create)),
     Route("POST", "/v1/completions", idempotency.once(completions.create)),
     Route("POST", "/v1/responses", idempotency.once(responses_http.create)),
-    Route("GET", "/v1/responses/*", responses_http.retrieve),
+    Route("GET", "/v1/responses/*", responses_http.retrieve, reads_query=True),
     Route("DELETE", "/v1/responses/*", responses_http.delete),
     Route("POST", "/v1/responses/*/cancel", responses_http.cancel),
-    Route("GET", "/v1/responses/*/input_items", responses_http.input_items),
+    Route("GET", "/v1/responses/*/input_items", responses_http.input_items, reads_query=True),
     *files.ROUTES,
     *batches.ROUTES,
     Route("GET", "/v1/models", models.list_models),
@@ -73,8 +73,7 @@ async def _answer(exchange: Exchange, runtime: Runtime) -> None:
         await _serve(exchange, runtime)
     except InvalidRequest as error:
         exchange.priority_class = error.priority_class
-        await exchange.discard_body()
-        await exchange.refuse(error.refusal, error.headers)
+        await exchange.refuse_unread(error.refusal, error.headers)
     except BusError as error:
         if exchange.status is not None:
             raise
@@ -90,6 +89,8 @@ async def _serve(exchange: Exchange, runtime: Runtime) -> None:
         refusal = Refusal(reason=Reason.METHOD_NOT_ALLOWED, message=f"Use {' or '.join(found)} here.")
         raise InvalidRequest(refusal, {"allow": ", ".join(found)})
     caller = await _authenticate(exchange, runtime)
+    if not found.reads_query:
+        exchange.query()
     await found.handler(Call(exchange, runtime, caller, found.arguments))
 
 

@@ -11,7 +11,6 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
 from typing import Any, TypeVar
-from urllib.parse import parse_qsl
 from uuid import UUID
 
 import msgspec
@@ -22,7 +21,6 @@ from gateway.batches import ids
 from gateway.batches.selectors import Page
 from gateway.batches.services import Owner
 from gateway.errors import InvalidRequest, Reason, Refusal, invalid
-from gateway.v1.http import Exchange
 from gateway.v1.routes import Call, Route
 
 Result = TypeVar("Result")
@@ -35,7 +33,7 @@ _DIGITS = re.compile(r"[0-9]{1,6}\Z")
 ArchiveHandler = Callable[..., Awaitable[None]]  # of exchange, archive, caller, and what the stars stood for
 
 
-def route(method: str, pattern: str, handler: ArchiveHandler) -> Route:
+def route(method: str, pattern: str, handler: ArchiveHandler, *, reads_query: bool = False) -> Route:
     """A route of /v1 whose handler stands on the archive. Raises InvalidRequest (503) where a gateway keeps none."""
 
     async def serve(call: Call) -> None:
@@ -44,7 +42,7 @@ def route(method: str, pattern: str, handler: ArchiveHandler) -> Route:
         await _count(call, call.runtime.archive.calls_per_minute)
         await handler(call.exchange, call.runtime.archive, call.caller, *call.arguments)
 
-    return Route(method, pattern, serve)
+    return Route(method, pattern, serve, reads_query)
 
 
 async def _count(call: Call, limit: int) -> None:
@@ -82,20 +80,6 @@ def owner_of(caller: Caller) -> Owner:
 def seconds(moment: datetime | None) -> int | None:
     """As the API writes moments."""
     return None if moment is None else int(moment.timestamp())
-
-
-def query_of(exchange: Exchange, *known: str) -> dict[str, str]:
-    """Raises InvalidRequest for a name that is not known, or comes twice."""
-    query: dict[str, str] = {}
-    for name, value in parse_qsl(exchange.scope["query_string"].decode("latin-1"), keep_blank_values=True):
-        if name not in known:
-            raise invalid(Reason.UNKNOWN_PARAMETER, f"Unknown parameter: {name[:80]!r}.", name[:80])
-        if name in query:
-            raise invalid(Reason.INVALID_VALUE, f"{name!r} is given more than once.", name)
-        if "\0" in value:
-            raise invalid(Reason.INVALID_VALUE, f"{name!r} must not hold a NUL character.", name)
-        query[name] = value
-    return query
 
 
 def limit_of(query: Mapping[str, str], most: int) -> int:

@@ -27,7 +27,6 @@ from gateway.v1.archive import (
     listed,
     not_found,
     owner_of,
-    query_of,
     route,
     seconds,
 )
@@ -119,7 +118,7 @@ async def _create(exchange: Exchange, archive: Archive, caller: Caller) -> None:
 
 
 async def _list(exchange: Exchange, archive: Archive, caller: Caller) -> None:
-    query = query_of(exchange, "after", "limit")
+    query = exchange.query("after", "limit")
     look = partial(
         selectors.batches, UUID(caller.tenant_id), limit=limit_of(query, MAX_PAGE), after=after_of(query, ids.BATCH)
     )
@@ -152,7 +151,7 @@ async def _cancel(exchange: Exchange, archive: Archive, caller: Caller, name: st
 _create_route = route("POST", "/v1/batches", _create)
 ROUTES = (
     replace(_create_route, handler=idempotency.once(_create_route.handler)),
-    route("GET", "/v1/batches", _list),
+    route("GET", "/v1/batches", _list, reads_query=True),
     route("GET", "/v1/batches/*", _show),
     route("POST", "/v1/batches/*/cancel", _cancel),
 )

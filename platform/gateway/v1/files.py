@@ -23,7 +23,7 @@ from gateway.batches.models import StoredFile
 from gateway.batches.services import FILE_LIFETIME_S, NewFile, NoSuchObject, TenantStorageFull
 from gateway.batches.storage import ContentLost, Draft, StorageFull
 from gateway.errors import InvalidRequest, Reason, invalid
-from gateway.v1.archive import after_of, encode, limit_of, listed, not_found, owner_of, query_of, route
+from gateway.v1.archive import after_of, encode, limit_of, listed, not_found, owner_of, route
 from gateway.v1.archive import seconds as seconds_of
 from gateway.v1.http import Exchange
 from gateway.v1.multipart import MAX_NAME, Form
@@ -167,7 +167,7 @@ def plain_name(name: str) -> str:
 
 
 async def _list(exchange: Exchange, archive: Archive, caller: Caller) -> None:
-    query = query_of(exchange, "after", "limit", "order", "purpose")
+    query = exchange.query("after", "limit", "order", "purpose")
     order = query.get("order", "desc")
     if order not in ("asc", "desc"):
         raise invalid(Reason.INVALID_VALUE, "'order' must be 'asc' or 'desc'.", "order")
@@ -235,7 +235,7 @@ async def _found(archive: Archive, caller: Caller, name: str) -> StoredFile:
 
 ROUTES = (
     route("POST", "/v1/files", _create),
-    route("GET", "/v1/files", _list),
+    route("GET", "/v1/files", _list, reads_query=True),
     route("GET", "/v1/files/*", _show),
     route("DELETE", "/v1/files/*", _delete),
     route("GET", "/v1/files/*/content", _content),

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from typing import Any
+from urllib.parse import parse_qsl
 
 from gateway.errors import Reason, Refusal, invalid
 from scheduler_engine.policy import PriorityClass
@@ -95,6 +96,23 @@ class Exchange:
         if self._first_values is None:
             self._first_values = {key.lower(): value for key, value in reversed(list(self.headers))}
         return self._first_values.get(name, b"").decode("latin-1")
+
+    def header_values(self, name: bytes) -> list[str]:
+        """All values, in their order."""
+        return [value.decode("latin-1") for key, value in self.headers if key.lower() == name]
+
+    def query(self, *known: str) -> dict[str, str]:
+        """Raises InvalidRequest for a name that is not known, or comes twice."""
+        query: dict[str, str] = {}
+        for name, value in parse_qsl(self.scope["query_string"].decode("latin-1"), keep_blank_values=True):
+            if name not in known:
+                raise invalid(Reason.UNKNOWN_PARAMETER, f"Unknown parameter: {name[:80]!r}.", name[:80])
+            if name in query:
+                raise invalid(Reason.INVALID_VALUE, f"{name!r} is given more than once.", name)
+            if "\0" in value:
+                raise invalid(Reason.INVALID_VALUE, f"{name!r} must not hold a NUL character.", name)
+            query[name] = value
+        return query
 
     @property
     def is_return(self) -> bool:
@@ -241,6 +259,19 @@ class Exchange:
 
     async def refuse(self, refusal: Refusal, headers: Mapping[str, str] | None = None) -> None:
         await self.answer(refusal.status, refusal.body(), {**(headers or {}), **refusal.headers()})
+
+    async def refuse_unread(self, refusal: Refusal, headers: Mapping[str, str] | None = None) -> None:
+        """The answer goes out at once. What still comes of the body is read behind it, within bounds: a client that is
+        still sending would miss the answer; one that waits for our word to send is not given it.
+        """
+        body = b"" if self.method == "HEAD" else refusal.body()
+        length = {"content-type": JSON, "content-length": str(len(refusal.body()))}
+        await self.start(refusal.status, {**length, **(headers or {}), **refusal.headers()})
+        if not (self._body_is_read or self.header(b"expect")):
+            await self.write(body)
+            body = b""
+            await self.discard_body()
+        await self.end(body)
 
 
 class Disconnect:

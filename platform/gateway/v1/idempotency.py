@@ -36,12 +36,13 @@ def once(handler: Handler) -> Handler:
     """The handler, worked on once for each Idempotency-Key; without the header, the handler itself."""
 
     async def create(call: Call) -> None:
-        key = call.exchange.header(HEADER)
-        if not key:
+        keys = call.exchange.header_values(HEADER)
+        if not keys:
             await handler(call)
             return
-        if len(key) > MAX_KEY or not (key.isascii() and key.isprintable()):
-            words = f"An Idempotency-Key has 1 to {MAX_KEY} printable ASCII characters."
+        key = keys[0]
+        if len(keys) > 1 or not 1 <= len(key) <= MAX_KEY or not (key.isascii() and key.isprintable()):
+            words = f"A request has one Idempotency-Key, of 1 to {MAX_KEY} printable ASCII characters."
             raise invalid(Reason.INVALID_VALUE, words, "Idempotency-Key")
         body = await call.exchange.json_body(call.runtime.body_limit_bytes)
         shelf = Shelf(call.runtime.redis, call.runtime.redis_keys.idempotency(call.caller.tenant_id, _digest(key)))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from urllib.parse import parse_qsl
 
 import msgspec
 
@@ -52,7 +51,7 @@ async def create(call: Call) -> None:
 
 
 async def retrieve(call: Call) -> None:
-    query = _query(call.exchange, {"stream", "starting_after", "include_obfuscation"})
+    query = call.exchange.query("stream", "starting_after", "include_obfuscation")
     is_stream = _flag(query, "stream")
     starting_after = _integer(query, "starting_after", least=-1, default=-1)
     if "starting_after" in query and not is_stream:
@@ -98,7 +97,7 @@ async def delete(call: Call) -> None:
 
 async def input_items(call: Call) -> None:
     """What it was asked, newest first unless told otherwise."""
-    query = _query(call.exchange, {"limit", "order", "after"})
+    query = call.exchange.query("limit", "order", "after")
     limit = _integer(query, "limit", least=1, default=PAGE, most=MAX_PAGE)
     order = query.get("order", "desc")
     if order not in ("asc", "desc"):
@@ -218,15 +217,6 @@ def _refusal(found: Reading) -> Refusal | None:
 def server_sent(event: Event) -> bytes:
     kind: str = event["type"]
     return b"event: " + kind.encode() + b"\ndata: " + encode(event) + b"\n\n"
-
-
-def _query(exchange: Exchange, names: set[str]) -> Mapping[str, str]:
-    """Raises InvalidRequest for a name that means nothing here."""
-    pairs = parse_qsl(exchange.scope["query_string"].decode("latin-1"), keep_blank_values=True)
-    for name, _ in pairs:
-        if name not in names:
-            raise invalid(Reason.UNKNOWN_PARAMETER, f"Unknown parameter: {name[:100]!r}.", name[:100])
-    return dict(pairs)
 
 
 def _flag(query: Mapping[str, str], name: str) -> bool:

@@ -31,6 +31,7 @@ class Route:
     method: str
     pattern: str
     handler: Handler
+    reads_query: bool = False  # else a query is refused
 
     def match(self, path: str) -> tuple[str, ...] | None:
         """What the stars stand for; None for another path."""
@@ -54,6 +55,7 @@ class Route:
 class Match:
     handler: Handler
     arguments: tuple[str, ...]
+    reads_query: bool
 
 
 def find(routes: Sequence[Route], method: str, path: str) -> Match | tuple[str, ...]:
@@ -64,6 +66,6 @@ def find(routes: Sequence[Route], method: str, path: str) -> Match | tuple[str, 
         if arguments is None:
             continue
         if route.method == method:
-            return Match(route.handler, arguments)
+            return Match(route.handler, arguments, route.reads_query)
         methods.append(route.method)
     return tuple(methods)

@@ -233,3 +233,17 @@ def test_a_file_that_a_batch_still_reads_is_swept_after_it(books: dict[str, str]
     leases.close(take(), "expired", now)
     finalising.finalise(Batch.objects.get(id=batch.id), place, now=now)
     assert tasks.sweep(place, now) == 1
+
+
+def test_a_line_of_an_output_file_is_one_line_for_every_reader_and_the_same_answer(batch: Batch) -> None:
+    broken = "a\u2028b\u2029c\x85d\x0be\x0cf\x1cg\x1dh\x1ei\r\n"
+    lease = take()
+    body = json.dumps({"text": broken}, ensure_ascii=False).encode()
+    leases.record(lease, [answer(number, body=body) for number in range(1, 5)])
+    leases.close(lease, "completed", timezone.now())
+    tasks.finalise_batch(str(batch.id))
+    batch.refresh_from_db()
+    file = StoredFile.objects.get(id=batch.output_file_id)
+    with tasks.storage().open(file.storage_name) as content:
+        lines = content.read().decode().splitlines()
+    assert [json.loads(line)["response"]["body"]["text"] for line in lines] == [broken] * 4

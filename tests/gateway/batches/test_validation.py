@@ -110,3 +110,11 @@ def test_a_line_without_end_is_not_read_to_its_end() -> None:
 
 def test_no_more_than_a_hundred_errors_are_told() -> None:
     assert len(errors_of(b"{\n" * 200)) == validation.MAX_ERRORS
+
+
+def test_a_byte_order_mark_at_the_head_of_a_file_is_skipped_and_nowhere_else() -> None:
+    mark, lines = validation.BYTE_ORDER_MARK, jsonl(request_line("a"), request_line("b"))
+    first, second = read(mark + lines)
+    assert (first.start, first.start + first.num_bytes) == (len(mark), second.start)
+    assert [error["line"] for error in errors_of(lines + mark + lines)] == [3, 4]
+    assert errors_of(mark)[0]["line"] is None
