@@ -1,4 +1,4 @@
-"""Old news is shown as old on /operator/live: silent workers, dead sockets, ended sessions, a paused picture."""
+"""Old news is shown as old on /operator/live: silent workers, dead sockets, ended sessions, a frozen picture."""
 
 from __future__ import annotations
 
@@ -82,15 +82,15 @@ def test_a_session_that_ends_under_an_open_page_is_said(operator: Page, stage: A
     expect(operator.locator("#notice")).to_contain_text("Reload this page to sign in")
 
 
-def test_the_picture_can_be_paused_and_goes_on(operator: Page, stage: Any) -> None:
+def test_the_picture_can_be_frozen_and_goes_on(operator: Page, stage: Any) -> None:
     operator.goto("/operator/live")
     stage.play(num_free_slots=5)
     expect(operator.locator('[data-field="slots"]')).to_have_text("11 / 16")
-    operator.get_by_role("button", name="Pause").press("Space")
-    expect(operator.get_by_role("status")).to_have_text("Paused")
+    operator.get_by_role("button", name="Freeze").press("Space")
+    expect(operator.get_by_role("status")).to_have_text("Frozen")
     stage.play(num_free_slots=16)
     operator.wait_for_timeout(400)
     expect(operator.locator('[data-field="slots"]')).to_have_text("11 / 16")
-    operator.get_by_role("button", name="Pause").press("Space")
+    operator.get_by_role("button", name="Freeze").press("Space")
 
     expect(operator.locator('[data-field="slots"]')).to_have_text("0 / 16")

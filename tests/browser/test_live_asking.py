@@ -123,7 +123,7 @@ def test_an_operator_who_may_drains_a_worker_and_it_is_on_record(operator: Page,
     entry = LogEntry.objects.get()
     assert (entry.user.username, entry.object_repr, entry.change_message) == (
         "ops",
-        "worker worker-1",
+        "worker worker-1: drained",
         "Drained, epoch 1.",
     )
 

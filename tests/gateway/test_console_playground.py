@@ -231,10 +231,10 @@ async def test_a_ping_is_answered(world: Any, house: House) -> None:  # P69
         assert await read(connection) == {"type": "pong"}
 
 
-def finished(*, reason: str = "stop", detail: str = "", **counters: Any) -> Finished:
+def finished(*, reason: str = "stop", detail: str = "", attempt: int = 1, **counters: Any) -> Finished:
     return Finished(
         response_id="r",
-        attempt=1,
+        attempt=attempt,
         choices=(ChoiceEnd(choice=0, reason=reason, detail=detail),),
         prompt_tokens=10,
         cached_tokens=0,
@@ -256,6 +256,11 @@ def test_waits_are_told_in_words_and_whole_milliseconds_that_sum_to_the_whole() 
         ("paused", 9, "for new cause"),
     ]
     assert told["queue_ms"] == 3
+
+
+def test_the_first_token_of_an_answer_that_moved_is_not_told_by_its_last_worker() -> None:
+    told = {attempt: account.account("resp_r", finished(attempt=attempt, ttft_us=49_000), None) for attempt in (1, 2)}
+    assert [(one["ttft_ms"], one["is_moved"]) for one in told.values()] == [(49, False), (None, True)]
 
 
 def test_one_that_was_refused_in_the_engine_is_told_what_it_waited_for() -> None:

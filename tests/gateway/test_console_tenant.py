@@ -231,6 +231,17 @@ def test_a_new_person_is_told_what_would_be_right(house: House, form: dict[str, 
     assert Invitation.objects.get(id=house.invitation.id).ended_at is None
 
 
+def test_who_is_no_operator_is_shown_no_operators_pages(house: House) -> None:
+    member, visitor = house.person("new", None), Client()
+    places = [(visitor, f"/invitation/{house.token}"), (visitor, "/invitation/nonsense"), (visitor, "/account/login/")]
+    for client, place in [*places, (member, "/console/"), (member, "/account/logout/")]:
+        page = text_of(client.get(place))
+        assert ">Console</a>" in page
+        assert [name for name in ("Live", "Policy", "Admin") if f">{name}</a>" in page] == [], place
+    User.objects.filter(username="new").update(is_staff=True)
+    assert ">Policy</a>" in text_of(member.get("/console/"))
+
+
 @pytest.mark.parametrize("token", ["nonsense", "x" * 200, "%00"])
 def test_a_link_that_is_none_says_so(house: House, token: str) -> None:
     answer = Client().get(f"/invitation/{token}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from datetime import timedelta
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,24 @@ def test_what_a_known_file_lacks_is_made_anew_and_the_old_key_is_revoked(db: Non
     assert again["keys"]["nova"] not in (None, first["keys"]["nova"])
     assert again["admin"]["password"] not in (None, first["admin"]["password"])
     assert [key.tenant.slug for key in ApiKey.objects.exclude(revoked_at=None)] == ["nova"]
+
+
+@pytest.mark.parametrize("deed", ["revoked", "rotated"])
+def test_what_a_person_did_to_a_demo_key_stands_until_all_are_reissued(db: None, tmp_path: Path, deed: str) -> None:
+    first = seed()
+    path = tmp_path / "demo.json"
+    path.write_text(json.dumps(first))
+    key = ApiKey.objects.get(tenant__slug="nova")
+    if deed == "revoked":
+        services.revoke_key(actor="alice", key_id=key.id)
+    else:
+        services.rotate_key(actor="alice", key_id=key.id, env="demo", grace=timedelta(0))
+    for _ in range(2):
+        again = seed(f"--known={path}")
+        path.write_text(json.dumps(again))
+        assert again["keys"] == {**first["keys"], "nova": None}
+    assert ApiKey.objects.count() == 4
+    assert seed("--reissue")["keys"]["nova"] is not None
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"keys": null, "admin": 7}', '{"keys": {"aurora": 5}}'])

@@ -24,19 +24,23 @@ _CAUSES = {cause.label: cause for cause in Cause}
 
 
 def account(response_name: str, end: End, prices: TokenPrices | None) -> dict[str, Any]:
-    """A frame behind the last event. ``prices`` None: its reader does not see money."""
+    """A frame behind the last event. ``prices`` None: its reader does not see money. The counters are those of the last
+    worker: ``ttft_ms`` is None where an earlier one had the answer first.
+    """
     frame: dict[str, Any] = {"type": KIND, "response_id": response_name, "waits": []}
     if isinstance(end, Rejected):
         return {**frame, "waits": told(end.waits)}
     if not isinstance(end, Finished):
         return frame
     counters = end.counters
+    is_moved = end.attempt > 1
     counts = TokenCounts(end.prompt_tokens, end.cached_tokens, end.output_tokens)
     return {
         **frame,
         "waits": told(counters.waits),
+        "is_moved": is_moved,
         "queue_ms": _ms(counters.queue_us),
-        "ttft_ms": None if counters.ttft_us is None else _ms(counters.ttft_us),
+        "ttft_ms": None if is_moved or counters.ttft_us is None else _ms(counters.ttft_us),
         "total_ms": _ms(counters.total_us),
         "num_pauses": counters.num_holds + counters.num_swaps + counters.num_recomputes,
         "cost": None if prices is None else money(cost_micros(counts, prices) if _is_owed(end) else 0),

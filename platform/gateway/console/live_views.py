@@ -128,7 +128,7 @@ async def _on_record(user: User, worker: LoadSnapshot) -> None:
     await LogEntry.objects.acreate(
         user_id=user.pk,
         object_id=worker.worker_id,
-        object_repr=f"worker {worker.worker_id}",
+        object_repr=f"worker {worker.worker_id}: drained",
         action_flag=CHANGE,
         change_message=f"Drained, epoch {worker.epoch}.",
     )

@@ -16,8 +16,10 @@ from gateway.text import byte_text
 from wire import vocabulary
 
 
-def write_demo_file(options: PlatformOptions, environment: Mapping[str, str]) -> None:
-    """Make what is missing of the demo's tenants and write the file. Raises SupervisionError."""
+def write_demo_file(options: PlatformOptions, environment: Mapping[str, str]) -> list[str]:
+    """Make what is missing of the demo's tenants and write the file; returns the tenants whose key it cannot tell: a
+    person has revoked or rotated it. Raises SupervisionError.
+    """
     model = vocabulary.load(options.model).name if options.model is not None else byte_text().model
     path = options.data / "demo.json"
     spec = manage(options, environment, "seed", "seed_demo", "--json", f"--known={path}", f"--model={model}")
@@ -27,3 +29,4 @@ def write_demo_file(options: PlatformOptions, environment: Mapping[str, str]) ->
         raise SupervisionError(f"The demo's tenants could not be made; its last words: {reason}")
     found = json.loads(done.stdout.strip().splitlines()[-1])
     write_private(path, json.dumps({"base_url": options.base_url, "model": model, **found}, indent=2) + "\n")
+    return [slug for slug, key in found["keys"].items() if key is None]

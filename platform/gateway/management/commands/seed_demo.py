@@ -80,7 +80,8 @@ class Command(BaseCommand):
         parser.add_argument(
             "--known",
             type=Path,
-            help="a JSON file of that shape: keys and password that still hold are kept, others are made anew",
+            help="a JSON file of that shape: keys and password that still hold are kept, others are made anew, but for "
+            "keys that a person has revoked or rotated",
         )
         parser.add_argument("--reissue", action="store_true", help="make all keys and the password anew")
         parser.add_argument("--model", action="append", help=f"model name to price; may repeat (default {MODEL})")
@@ -93,7 +94,10 @@ class Command(BaseCommand):
             classes = cpu_classes() if options["profile"] == "cpu" else gpu_classes()
             _policy(classes, options["model"] or [MODEL])
             projects = {demo.slug: _project(demo) for demo in TENANTS}
-            keys = {slug: _key(project, known.get(slug), renew) for slug, project in projects.items()}
+            keys = {
+                slug: _key(project, known.get(slug), renew, may_undo=options["reissue"])
+                for slug, project in projects.items()
+            }
             password = _admin_password(known.get(ADMIN), renew)
             _own([project.tenant for project in projects.values()])
         services.publish_policy()
@@ -162,14 +166,19 @@ def _quota(demo: DemoTenant, tenant: Tenant, priority_class: PriorityClass) -> T
     )
 
 
-def _key(project: Project, known: str | None, renew: bool) -> str | None:
+def _key(project: Project, known: str | None, renew: bool, may_undo: bool) -> str | None:
     """The project's demo key, as far as it can be told: a text is known when just made or found in the caller's
-    file.
+    file. What a person did to it (revoked it, rotated it) stands, unless ``may_undo``.
     """
-    live = list(ApiKey.objects.filter(project=project, name=KEY_NAME, revoked_at=None))
+    made = ApiKey.objects.filter(project=project, name=KEY_NAME)
+    live = list(made.filter(revoked_at=None))
     if known is not None and any(_opens(known, key) for key in live):
         return known
     if live and not renew:
+        return None
+    newest = made.order_by("created_at").last()
+    is_a_persons = newest is not None and (newest.rotated_at is not None or newest.revoked_by not in ("", ACTOR))
+    if is_a_persons and not may_undo:
         return None
     for key in live:
         services.revoke_key(actor=ACTOR, key_id=key.id)

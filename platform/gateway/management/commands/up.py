@@ -10,7 +10,7 @@ import shutil
 import signal
 import sys
 from argparse import ArgumentParser
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +137,7 @@ def _serve(options: PlatformOptions, supervisor: Supervisor, output: Output) -> 
         lambda: supervisor.start(stages[0]),
         lambda: write_private(options.data / settings.SERVICES_FILE.name, json.dumps(addresses, indent=2)),
         lambda: supervisor.run_once(migrate),
-        lambda: write_demo_file(options, environment),
+        lambda: _write_demo_file(options, environment, output),
         lambda: supervisor.start(stages[1] + stages[2]),  # the worker loads while the books open
         lambda: supervisor.start(stages[3]),
         lambda: output.line("up", ready),
@@ -152,6 +152,11 @@ def _serve(options: PlatformOptions, supervisor: Supervisor, output: Output) -> 
         supervisor.stop([spec.name for spec in stage] for stage in reversed(stages))
         (options.data / settings.SERVICES_FILE.name).unlink(missing_ok=True)
         output.line("up", "stopped")
+
+
+def _write_demo_file(options: PlatformOptions, environment: Mapping[str, str], output: Output) -> None:
+    for slug in write_demo_file(options, environment):
+        output.line("up", f"{slug}: its demo key was revoked or rotated, so demo.json has none (seed_demo --reissue)")
 
 
 def _services(data: Path) -> tuple[list[EmbeddedService], dict[str, str]]:

@@ -13,7 +13,7 @@ const statusNode = document.getElementById("status");
 const noticeNode = document.getElementById("notice");
 const booksNode = document.getElementById("books");
 const emptyNode = document.getElementById("empty");
-const pauseNode = document.getElementById("pause");
+const freezeNode = document.getElementById("freeze");
 const workersNode = document.getElementById("workers");
 const template = document.getElementById("worker-template");
 const tenantNames = JSON.parse(document.getElementById("tenant-names").textContent);
@@ -25,7 +25,7 @@ let failures = 0;
 let retryAtMs = null;
 let frame = null;
 let frameAtMs = null; // performance.now() when it came
-let isPaused = false;
+let isFrozen = false;
 let isSignedOut = false;
 
 function connect() {
@@ -58,7 +58,7 @@ function hear(news) {
   frame = news;
   frameAtMs = performance.now();
   failures = 0;
-  if (!isPaused) draw();
+  if (!isFrozen) draw();
   tell();
 }
 
@@ -79,7 +79,7 @@ function draw() {
 }
 
 function slide() {
-  if (!frame || isPaused) return;
+  if (!frame || isFrozen) return;
   const sinceMs = Math.min(performance.now() - frameAtMs, 1_000);
   for (const view of views.values()) {
     const isMoving = view.worker.state !== "silent" && !calmMotion.matches;
@@ -94,7 +94,7 @@ function state() {
   const ageMs = performance.now() - frameAtMs;
   if (ageMs > STALE_AFTER_MS) return ["stale", "Stale"]; // how old is said below: this line is read aloud on each change
   if (!frame.bus_up) return ["stale", "No news from the workers"];
-  return isPaused ? ["paused", "Paused"] : ["live", "Live"];
+  return isFrozen ? ["frozen", "Frozen"] : ["live", "Live"];
 }
 
 function notice(name) {
@@ -134,7 +134,7 @@ function tell() {
   const books = booksWords(frame?.books);
   if (booksNode.textContent !== books) booksNode.textContent = books;
   booksNode.hidden = books === "";
-  if (frame && !isPaused) {
+  if (frame && !isFrozen) {
     const ageMs = performance.now() - frameAtMs;
     for (const view of views.values()) view.age(ageMs > 1_000 ? ageMs : 0);
   }
@@ -152,10 +152,10 @@ function wake() {
   if (!socket || performance.now() - (frameAtMs ?? socket.openedAtMs) > STALE_AFTER_MS) reconnect();
 }
 
-pauseNode.addEventListener("click", () => {
-  isPaused = !isPaused;
-  pauseNode.setAttribute("aria-pressed", String(isPaused));
-  if (isPaused) for (const view of views.values()) view.lanes.rest();
+freezeNode.addEventListener("click", () => {
+  isFrozen = !isFrozen;
+  freezeNode.setAttribute("aria-pressed", String(isFrozen));
+  if (isFrozen) for (const view of views.values()) view.lanes.rest();
   else if (frame) draw();
   tell();
 });

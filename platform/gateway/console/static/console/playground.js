@@ -144,6 +144,7 @@ function account(told) {
   const sum = (list) => list.reduce((total, wait) => total + wait.ms, 0);
   const parts = [`It waited ${milliseconds(told.queue_ms ?? sum(queued))} before it started`];
   parts.push(paused.length ? `and was paused for ${milliseconds(sum(paused))} after that.` : "and was not paused after that.");
+  if (told.is_moved) parts.push("It went on at another worker: these are the waits there.");
   waitsSum.textContent = parts.join(" ");
   waitsList.replaceChildren(
     ...told.waits.map((wait) => {
