@@ -28,7 +28,8 @@ class Door:
         """Why this request is not let in whatever waits, or None."""
         state = self._state
         cell = state.cells.get((request.priority_class, request.tenant_id))
-        if cell is not None and (not cell.allowed or cell.concurrency == 0):
+        has_started = bool(request.delivered_token_ids)  # elsewhere: where its class is paused meanwhile, it waits
+        if cell is not None and not has_started and (not cell.allowed or cell.concurrency == 0):
             return RejectReason.NOT_ALLOWED, None
         if request.request_id in state.lives or state.device.is_fenced(request.request_id):
             return RejectReason.DUPLICATE, None

@@ -11,6 +11,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from celery.schedules import crontab
+
 from gateway import logs
 from gateway.databases import ALIASES, database_settings
 from gateway.embedded.service import kept_secret
@@ -117,7 +119,12 @@ CELERY_WORKER_PREFETCH_MULTIPLIER = 1
 CELERY_TIMEZONE = "UTC"
 CELERY_BEAT_SCHEDULE: dict[str, dict[str, Any]] = {
     "proposals": {"task": "gateway.tasks.apply_due_proposals", "schedule": 5.0, "options": {"expires": 5.0}},
-    "statements": {"task": "billing.tasks.close_statements", "schedule": 900.0, "options": {"expires": 900.0}},
+    # Ten minutes after midnight, which is at a full quarter of an hour everywhere: billing.statements.GRACE.
+    "statements": {
+        "task": "billing.tasks.close_statements",
+        "schedule": crontab(minute="10,25,40,55"),
+        "options": {"expires": 900.0},
+    },
     "policy": {"task": "gateway.tasks.publish_policy_if_stale", "schedule": 30.0, "options": {"expires": 30.0}},
     "batches": {"task": "gateway.batches.tasks.look_after_batches", "schedule": 15.0, "options": {"expires": 15.0}},
     "files": {"task": "gateway.batches.tasks.sweep_files", "schedule": 60.0, "options": {"expires": 60.0}},

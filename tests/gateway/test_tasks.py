@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
+from zoneinfo import ZoneInfo, available_timezones
 
 import pytest
 import redis
 from django.conf import settings
 
+from billing.statements import GRACE
 from gateway.celery import app
 from gateway.tasks import publish_policy_if_stale
 from wire.redis_keys import Keys
@@ -45,3 +48,9 @@ def test_a_policy_from_an_old_backup_is_replaced(policy_in_redis: dict[str, obje
 def test_everything_that_beat_plans_is_a_task_that_exists() -> None:
     app.loader.import_default_modules()
     assert {entry["task"] for entry in settings.CELERY_BEAT_SCHEDULE.values()} <= set(app.tasks)
+
+
+def test_beat_asks_for_statements_just_when_a_day_of_any_zone_may_be_closed() -> None:
+    midnights = [datetime(2026, 12, 1, tzinfo=ZoneInfo(zone)) for zone in available_timezones()]
+    closing = {(midnight.astimezone(UTC) + GRACE).minute for midnight in midnights}
+    assert closing <= app.conf.beat_schedule["statements"]["schedule"].minute

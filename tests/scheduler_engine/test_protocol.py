@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from scheduler_engine.config import EngineConfig
 from scheduler_engine.errors import BrokenBooks, Misuse
 from scheduler_engine.events import FinishReason
 from scheduler_engine.plan import StepResult
+from scheduler_engine.policy import TenantClassPolicy
 from tests.scheduler_engine.world import BATCH, DEFAULT, INTERACTIVE, World, policy
 
 
@@ -113,6 +116,22 @@ def test_a_request_that_started_in_an_earlier_attempt_is_never_shed() -> None:
     )
     world.finish()
     assert world.story(started).finished.reason is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("closed", [{"allowed": False}, {"concurrency": 0}], ids=["paused", "no slot"])
+def test_what_started_in_an_earlier_attempt_waits_while_its_class_is_paused_and_then_goes_on(
+    closed: dict[str, Any],
+) -> None:
+    world = World(policy=policy(TenantClassPolicy(tenant_id="Nova", priority_class=DEFAULT, **closed)))
+    started = world.submit(DEFAULT, 40, 10, tenant="Nova", delivered_token_ids=(1_000, 1_001))
+    fresh = world.submit(DEFAULT, 40, 10, tenant="Nova")
+    world.run(5)
+    assert world.story(started).rejected is None
+    assert world.story(started).token_ids == []
+    assert world.story(fresh).rejected is not None
+    world.engine.set_policy(policy(version=2))
+    world.finish()
+    assert world.story(started).token_ids == [1_000 + i for i in range(2, 10)]
 
 
 def test_the_same_inputs_give_the_same_plans() -> None:
