@@ -7,7 +7,7 @@ prices, which stand beside it, "price <model> <label>".
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,6 +80,12 @@ def places(document: Document) -> dict[str, dict[str, Any]]:
         for row in document["tenants"]
     }
     return {**classes, **cells}
+
+
+def in_words(place: str, names: Mapping[str, str]) -> str:
+    """A place with its tenant's name, by tenant id."""
+    head, _, label = place.partition(" ")
+    return place if head in ("class", "price") else f"{names.get(head, head)}, {label}"
 
 
 def _tenant_place(row: dict[str, Any]) -> str:

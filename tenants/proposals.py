@@ -21,8 +21,8 @@ from django.utils.module_loading import import_string
 from scheduler_engine.policy import PolicyError, PolicySnapshot, snapshot_from_dict
 from tenants import selectors, services
 from tenants.audit import change_by
-from tenants.models import PolicyProposal, PolicyVersion
-from tenants.policy_changes import Change, Conflict, Document, carried_over, conflicts, diff, places
+from tenants.models import PolicyProposal, PolicyVersion, Tenant
+from tenants.policy_changes import Change, Conflict, Document, carried_over, conflicts, diff, in_words, places
 
 WAITING = PolicyProposal.State.WAITING
 
@@ -187,8 +187,9 @@ def _apply(proposal: PolicyProposal) -> None:
             return
         edit, refused = what_it_does(locked)
         if refused:
-            names = ", ".join(sorted({f"{one.place}: {one.field}" for one in refused}))
-            locked.state, locked.outcome = PolicyProposal.State.CONFLICT, f"edited by somebody else since: {names}"
+            names = {str(tenant_id): name for tenant_id, name in Tenant.objects.values_list("id", "name")}
+            fields = ", ".join(sorted({f"{in_words(one.place, names)}: {one.field}" for one in refused}))
+            locked.state, locked.outcome = PolicyProposal.State.CONFLICT, f"edited by somebody else since: {fields}"
         else:
             saved = _write(actor, carried_over(edit, _current().policy), locked.reason, of_prices(locked))
             locked.state, locked.outcome = PolicyProposal.State.APPLIED, f"version {saved.version}"

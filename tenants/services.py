@@ -32,6 +32,7 @@ from tenants.policy_changes import Change
 from tenants.roles import Role
 
 MAX_FLOORS_PERCENT = 100
+NEW_TENANT = ("Tenant ", " is new.")  # before and after its name: the reason of a version that brought it alone
 LONGEST_GRACE = timedelta(days=30)
 _ROTATED = ["secret_sha256", "last4", "previous_sha256", "previous_last4", "previous_until", "rotated_at"]
 _POLICY_LOCK = 7_270_001  # pg_advisory_xact_lock: policy edits happen one after another
@@ -49,7 +50,7 @@ def create_tenant(*, actor: str, slug: str, name: str, timezone: str = "UTC") ->
     """A tenant with its row of the quota matrix: the default class allowed, the others not. Raises ValidationError."""
     with change_by(actor):
         tenant = write_tenant(slug=slug, name=name, timezone=timezone)
-        record_policy(actor, f"Tenant {name} is new.")
+        record_policy(actor, name.join(NEW_TENANT))
     return tenant
 
 

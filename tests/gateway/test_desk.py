@@ -70,6 +70,29 @@ def test_two_admins_who_edit_different_fields_both_get_theirs(house: Any) -> Non
     assert (row.weight, row.concurrency) == (7, 9)
 
 
+def test_a_conflict_names_the_tenant_and_not_its_number(house: Any) -> None:
+    first, second = drafted(house.alice, default__weight="7"), drafted(house.bob, default__weight="9")
+    act(house.alice, first, action="send")
+    page = act(house.bob, second, action="send")
+    assert "edited by somebody else since: Aurora, default: weight" in page
+    assert '<th scope="row">Aurora, default</th><td>weight</td><td>7</td><td>9</td>' in page
+    assert str(house.tenant.id) not in page
+
+
+def test_new_tenants_do_not_hide_what_people_edited(house: Any) -> None:
+    act(house.alice, drafted(house.alice, default__weight="7"), action="send", reason="they pay more")
+    for number in range(60):
+        services.create_tenant(actor="tests", slug=f"t{number}", name=f"T{number}")
+    page = house.alice.get("/operator/policy/history").content.decode()
+    assert "they pay more" in page
+    assert " is new." not in page
+    everything = house.alice.get("/operator/policy/history?all=1").content.decode()
+    assert everything.count(" is new.") == 50
+    (address,) = re.findall(r'href="(\?before=[^"]+)">Older', everything)
+    older = house.alice.get("/operator/policy/history" + address.replace("&amp;", "&")).content.decode()
+    assert (older.count(" is new."), "they pay more" in older) == (11, True)
+
+
 def test_nobody_sends_off_the_draft_of_another(house: Any) -> None:
     proposal = drafted(house.alice, default__weight="7")
     assert "this draft is alice&#x27;s" in act(house.bob, proposal, action="send")

@@ -29,7 +29,7 @@ from gateway.desk.price_table import MAY_EDIT_PRICES, price_preview, told
 from gateway.desk.replaying import FEW_MINUTES
 from tenants import audit, proposals, selectors, services
 from tenants.models import PolicyProposal, PolicyVersion, PriorityClass, QuotaPolicy, Tenant
-from tenants.policy_changes import Change, Document, diff, places
+from tenants.policy_changes import Change, Document, diff, in_words, places
 
 TENANTS_A_PAGE = 20
 VERSIONS_A_PAGE = 50
@@ -103,11 +103,11 @@ def proposal(request: HttpRequest, proposal_id: uuid.UUID) -> HttpResponse:
     context = {
         "proposal": found,
         "changes": [_named(change, names) for change in edit],
-        "conflicts": refusals,
+        "conflicts": [Named(in_words(one.place, names), one) for one in refusals],
         "price_changes": told(prices),
         "prices": price_preview(prices) if found.state in _OPEN else None,
         "door": _door(found.document, edit, names),
-        "idle_overflows": [_place(place, names) for place in without_effect(places(found.document), edit)],
+        "idle_overflows": [in_words(place, names) for place in without_effect(places(found.document), edit)],
         "preview": Previews().find(str(found.id)),
         "names": names,
         "is_mine": found.created_by == request.user.get_username(),
@@ -142,13 +142,23 @@ def preview(request: HttpRequest, proposal_id: uuid.UUID) -> HttpResponse:
 
 @operator
 def history(request: HttpRequest) -> HttpResponse:
-    """Versions and waiting edits, newest first."""
+    """Versions and waiting edits, newest first; with ``?all=`` also versions that only brought a new tenant.
+    ``?before=`` a version goes on where a page ended.
+    """
     open_states = [PolicyProposal.State.WAITING, PolicyProposal.State.DRAFT, PolicyProposal.State.CONFLICT]
-    versions = list(PolicyVersion.objects.defer("document")[:VERSIONS_A_PAGE])
+    versions = PolicyVersion.objects.defer("document")
+    newest = versions.first()
+    if not (is_all := "all" in request.GET):
+        versions = versions.exclude(reason__startswith=services.NEW_TENANT[0], reason__endswith=services.NEW_TENANT[1])
+    if before := _number(request.GET.get("before", "")):
+        versions = versions.filter(version__lt=before)
+    found = list(versions[: VERSIONS_A_PAGE + 1])
     context = {
-        "versions": versions,
+        "versions": found[:VERSIONS_A_PAGE],
+        "older": found[VERSIONS_A_PAGE - 1].version if len(found) > VERSIONS_A_PAGE else None,
+        "is_all": is_all,
         "waiting": PolicyProposal.objects.defer("document").filter(state__in=open_states)[:VERSIONS_A_PAGE],
-        "current": versions[0].version if versions else 0,
+        "current": newest.version if newest else 0,
     }
     return render(request, "operator/policy/history.html", context)
 
@@ -294,16 +304,11 @@ class Named:
 
 
 def _named(change: Change, names: Mapping[str, str]) -> Named:
-    return Named(_place(change.place, names), change)
+    return Named(in_words(change.place, names), change)
 
 
 def _named_refusal(one: Refused, names: Mapping[str, str]) -> Named:
-    return Named(_place(one.place, names), one)
-
-
-def _place(place: str, names: Mapping[str, str]) -> str:
-    head, _, label = place.partition(" ")
-    return place if head == "class" else f"{names.get(head, head)}, {label}"
+    return Named(in_words(one.place, names), one)
 
 
 def _in_force() -> selectors.StoredPolicy:
@@ -311,7 +316,10 @@ def _in_force() -> selectors.StoredPolicy:
 
 
 def _based_on(request: HttpRequest, otherwise: int) -> int:
-    text = request.POST.get("version", "")
+    return _number(request.POST.get("version", ""), otherwise)
+
+
+def _number(text: str, otherwise: int = 0) -> int:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else otherwise
 
 
