@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC
 from typing import Any
 
@@ -17,6 +17,7 @@ from reportlab.platypus import Flowable, Paragraph, SimpleDocTemplate, Spacer, T
 
 from billing.models import Statement, UsageRequest
 
+CONSOLE = "the console"  # in place of a key's name
 EVENT_TYPE = "rubato.usage.v1"
 _LINE = (
     *("project", "key", "priority_class", "model", "num_requests", "prompt_tokens", "cached_tokens", "output_tokens"),
@@ -41,13 +42,27 @@ def statement_csv(statement: Statement) -> str:
     writer = csv.writer(out)
     writer.writerow(["day", "kind", *_LINE, "reason"])
     for line in statement.lines:
-        writer.writerow([statement.day, "usage", *(plain(line[name]) for name in _LINE), ""])
+        writer.writerow([statement.day, "usage", *(plain(value) for value in _values_of(line)), ""])
     for one in statement.corrections:
-        amount = one["amount_micros"] if one["kind"] == "adjust" else -one["amount_micros"]
         blanks = [""] * (len(_LINE) - 1)
-        writer.writerow([statement.day, one["kind"], *blanks, amount, plain(one["reason"])])
+        writer.writerow([statement.day, one["kind"], *blanks, owed_micros(one), plain(one["reason"])])
     writer.writerow([statement.day, "total", *[""] * (len(_LINE) - 1), statement.total_micros, ""])
     return out.getvalue()
+
+
+def owed_micros(correction: Mapping[str, Any]) -> int:
+    """What a statement's correction adds to its total: a credit takes away."""
+    amount = int(correction["amount_micros"])
+    return -amount if correction["kind"] == "credit" else amount
+
+
+def key_of(line: Mapping[str, Any]) -> str:
+    """What a statement's line calls its key: calls from the console's own pages have none."""
+    return str(line["key"] or "unknown") if line["key_id"] else CONSOLE
+
+
+def _values_of(line: Mapping[str, Any]) -> list[Any]:
+    return [key_of(line) if name == "key" else line[name] for name in _LINE]
 
 
 def plain(value: object) -> object:
@@ -73,13 +88,13 @@ def statement_pdf(statement: Statement, *, tenant_name: str) -> bytes:
         _table(
             [
                 (*_LINE[:-1], f"cost ({currency})"),
-                *([str(line[name]) for name in _LINE[:-1]] + [money(line["cost_micros"])] for line in statement.lines),
+                *([*map(str, _values_of(line)[:-1]), money(line["cost_micros"])] for line in statement.lines),
             ]
         ),
         Spacer(1, 12),
     ]
     if statement.corrections:
-        rows = [[one["kind"], one["reason"], money(one["amount_micros"])] for one in statement.corrections]
+        rows = [[one["kind"], one["reason"], money(owed_micros(one))] for one in statement.corrections]
         story += [_table([("correction", "reason", f"amount ({currency})"), *rows]), Spacer(1, 12)]
     story.append(
         _table(

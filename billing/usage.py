@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from enum import Enum, StrEnum
+from itertools import pairwise
 from typing import Any, Generic, TypeVar
 from uuid import UUID
+from zoneinfo import ZoneInfo
 
 from django.db.models import Aggregate, Count, F, Q, QuerySet, Sum
-from django.db.models.functions import Trunc
+from django.db.models.functions import Trunc, TruncDate
 
 from billing.models import CORRECTIONS, LedgerEntry, Rollup
 from billing.selectors import ENDS
@@ -32,7 +34,9 @@ _FROM_LEDGER: dict[str, Aggregate] = {
 
 
 class Width(Enum):
-    """Length of a bucket, and the most of them one answer holds. Buckets begin at whole ones of UTC."""
+    """Length of a bucket, and the most of them one answer holds. Buckets begin at whole ones of UTC, days also at the
+    midnights of a zone.
+    """
 
     MINUTE = ("minute", timedelta(minutes=1), 1_440)
     HOUR = ("hour", timedelta(hours=1), 168)
@@ -133,9 +137,7 @@ def buckets(
 ) -> list[Bucket[Sums]]:
     """One query. The first bucket holds ``starts_at``. Raises ValueError for more than ``width.most`` buckets."""
     first = width.begin(starts_at)
-    count = max(0, -(-(ends_at - first) // width.length))
-    if count > width.most:
-        raise ValueError(f"{count} buckets of a {width.unit} were asked for; one answer has at most {width.most}")
+    count = _bounded(max(0, -(-(ends_at - first) // width.length)), width)
     columns = [group.value for group in groups]
     found: dict[datetime, list[Sums]] = {}
     for row in _rows(tenant_id, first, first + count * width.length, width, columns, only, using):
@@ -143,6 +145,38 @@ def buckets(
         found.setdefault(row["bucket"], []).append(Sums(group=group, **{name: row[name] for name in _SUMS}))
     edges = [first + index * width.length for index in range(count)]
     return [Bucket(edge, edge + width.length, tuple(found.get(edge, ()))) for edge in edges]
+
+
+def days(
+    *, tenant_id: UUID, first: date, last: date, zone: ZoneInfo, groups: Sequence[Group] = (), using: str = "default"
+) -> list[Bucket[Sums]]:
+    """The days of a zone's calendar, both named ones included: those of statements. One query. Roll-ups are of whole
+    hours of UTC: one that a midnight cuts, as half-hour zones have them, counts whole to the day in which it begins.
+    Raises as ``buckets``.
+    """
+    count = _bounded(max(0, (last - first).days + 1), Width.DAY)
+    edges = [_midnight(first + timedelta(days=index), zone) for index in range(count + 1)]
+    columns = [group.value for group in groups]
+    hours = Rollup.objects.using(using).filter(tenant_id=tenant_id, hour__gte=edges[0], hour__lt=edges[-1])
+    named = hours.annotate(day=TruncDate("hour", tzinfo=zone)).order_by("day", *columns).values("day", *columns)
+    found: dict[date, list[Sums]] = {}
+    for row in named.annotate(**_FROM_ROLLUPS):
+        group = {name: row[name] for name in columns}
+        found.setdefault(row["day"], []).append(Sums(group=group, **{name: row[name] for name in _SUMS}))
+    return [
+        Bucket(start, end, tuple(found.get(first + timedelta(days=index), ())))
+        for index, (start, end) in enumerate(pairwise(edges))
+    ]
+
+
+def _bounded(count: int, width: Width) -> int:
+    if count > width.most:
+        raise ValueError(f"{count} buckets of a {width.unit} were asked for; one answer has at most {width.most}")
+    return count
+
+
+def _midnight(day: date, zone: ZoneInfo) -> datetime:
+    return datetime.combine(day, time(), zone).astimezone(UTC)
 
 
 def costs(

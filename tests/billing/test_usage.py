@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import uuid
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 
 from billing import documents, ledger
 from billing.models import Rollup, UsageRequest
-from billing.usage import Bucket, Filter, Group, Sums, Width, buckets
+from billing.usage import Bucket, Filter, Group, Sums, Width, buckets, days
 
 DAY = datetime(2026, 11, 29, tzinfo=UTC)
 
@@ -100,3 +101,38 @@ def test_an_operation_is_exported_the_same_in_each_format(world: Any) -> None:
     assert as_csv["cost_micros"] == "27" == str(as_json["cost_micros"])
     assert event["data"] == as_json
     assert (event["id"], event["subject"], event["specversion"]) == (as_json["id"], str(world.aurora), "1.0")
+
+
+@pytest.mark.parametrize(
+    ("zone", "before", "after"),
+    [
+        ("Europe/Vienna", "2026-11-30T22:00", "2026-11-30T23:00"),
+        ("America/New_York", "2026-12-01T04:00", "2026-12-01T05:00"),
+        ("Asia/Kolkata", "2026-11-30T18:00", "2026-11-30T19:00"),  # midnight cuts the first: to the day it begins in
+        ("UTC", "2026-11-30T23:00", "2026-12-01T00:00"),
+    ],
+)
+def test_days_are_those_of_the_zone_s_calendar(world: Any, zone: str, before: str, after: str) -> None:
+    sums(world.aurora, datetime.fromisoformat(before).replace(tzinfo=UTC), 1)
+    sums(world.aurora, datetime.fromisoformat(after).replace(tzinfo=UTC), 2)
+    first, last = date(2026, 11, 29), date(2026, 12, 1)
+    found = days(tenant_id=world.aurora, first=first, last=last, zone=ZoneInfo(zone))
+    assert costs(found) == [[], [1], [2]]
+    assert [one.starts_at.astimezone(ZoneInfo(zone)).isoformat()[:16] for one in found] == [
+        "2026-11-29T00:00",
+        "2026-11-30T00:00",
+        "2026-12-01T00:00",
+    ]
+
+
+def test_a_day_on_which_clocks_change_is_as_long_as_it_is(world: Any) -> None:
+    vienna = ZoneInfo("Europe/Vienna")
+    sums(world.aurora, datetime(2026, 10, 25, 22, tzinfo=UTC), 1)  # 23:00 of the day of 25 hours
+    found = days(tenant_id=world.aurora, first=date(2026, 10, 24), last=date(2026, 10, 26), zone=vienna)
+    assert [(one.ends_at - one.starts_at) // timedelta(hours=1) for one in found] == [24, 25, 24]
+    assert costs(found) == [[], [1], []]
+
+
+def test_more_days_than_one_answer_holds_are_refused(world: Any) -> None:
+    with pytest.raises(ValueError, match="at most 366"):
+        days(tenant_id=world.aurora, first=date(2025, 1, 1), last=date(2026, 12, 1), zone=ZoneInfo("UTC"))

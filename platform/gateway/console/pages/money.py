@@ -10,7 +10,6 @@ from datetime import datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from django.conf import settings
 from django.db.models import Sum
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
@@ -18,7 +17,7 @@ from django.utils import timezone
 
 from billing import documents, statements
 from billing.models import LedgerEntry, Statement
-from billing.usage import Group, Sums, Width, buckets
+from billing.usage import Bucket, Group, Sums, Width, buckets, days
 from gateway.console.pages.membership import Member, page
 from gateway.console.pages.paging import shown
 from tenants.isolation import ALIAS
@@ -26,11 +25,7 @@ from tenants.models import ApiKey, Project, QuotaPolicy
 from tenants.roles import Capability
 
 GROUPS = {"class": Group.CLASS, "model": Group.MODEL, "project": Group.PROJECT, "key": Group.KEY}
-SPANS = {
-    "day": (Width.HOUR, timedelta(days=1)),
-    "week": (Width.HOUR, timedelta(days=7)),
-    "quarter": (Width.DAY, timedelta(days=90)),
-}
+SPANS = {"day": timedelta(days=1), "week": timedelta(days=7), "quarter": timedelta(days=90)}
 _FIELDS = ("num_requests", "num_downgraded", "prompt_tokens", "cached_tokens", "output_tokens", "cost_micros")
 
 
@@ -58,19 +53,15 @@ def usage(request: HttpRequest, me: Member) -> HttpResponse:
     by = request.GET.get("by", "class")
     if span not in SPANS or by not in GROUPS or request.GET.get("format", "csv") != "csv":
         raise Http404("There is no such view of usage.")
-    width, length = SPANS[span]
-    now = timezone.now()
-    found = buckets(
-        tenant_id=me.tenant.id,
-        starts_at=now - length + width.length,
-        ends_at=now,
-        width=width,
-        groups=[GROUPS[by]],
-        using=ALIAS,
-    )
+    zone = ZoneInfo(me.tenant.timezone)
+    found = _buckets(me, SPANS[span], GROUPS[by], zone)
     names, column = _names(by), GROUPS[by].value
     if request.GET.get("format") == "csv":
-        rows = [(one.starts_at.isoformat(), _row(names, column, sums)) for one in found for sums in one.parts]
+        rows = [
+            (one.starts_at.astimezone(zone).isoformat(), _row(names, column, sums))
+            for one in found
+            for sums in one.parts
+        ]
         return _csv(by, rows, me.may(Capability.SEE_MONEY))
     totals: dict[str, list[int]] = {}
     for one in found:
@@ -92,9 +83,23 @@ def usage(request: HttpRequest, me: Member) -> HttpResponse:
         "rows": [Row(name, *values) for name, values in sorted(totals.items())],
         "whole": Row("all", *(sum(values[index] for values in totals.values()) for index in range(len(_FIELDS)))),
         "quotas": QuotaPolicy.objects.order_by("priority_class"),
-        "zone": ZoneInfo(me.tenant.timezone),
+        "zone": zone,
+        "cuts_hours": any(one.starts_at.minute for one in found),
     }
     return render(request, "console/usage.html", context)
+
+
+def _buckets(me: Member, length: timedelta, group: Group, zone: ZoneInfo) -> list[Bucket[Sums]]:
+    """Hours of UTC; of a quarter the days of the tenant's calendar, which are those of its statements."""
+    now = timezone.now()
+    if length == SPANS["quarter"]:
+        today = now.astimezone(zone).date()
+        first = today - length + timedelta(days=1)
+        return days(tenant_id=me.tenant.id, first=first, last=today, zone=zone, groups=[group], using=ALIAS)
+    starts_at = now - length + Width.HOUR.length
+    return buckets(
+        tenant_id=me.tenant.id, starts_at=starts_at, ends_at=now, width=Width.HOUR, groups=[group], using=ALIAS
+    )
 
 
 @page(Capability.SEE_MONEY)
@@ -107,7 +112,6 @@ def statement_list(request: HttpRequest, me: Member) -> HttpResponse:
         "statements": found,
         "page": some,
         "closes_at": statements.closes_at(me.tenant),
-        "currency": settings.RUBATO_CURRENCY,
     }
     return render(request, "console/statements.html", context)
 
@@ -135,8 +139,8 @@ def _statement_page(
         "me": me,
         "closes_at": closes_at,
         "statement": found,
-        "lines": [(line, documents.money(line["cost_micros"])) for line in found.lines],
-        "corrections": [(one, documents.money(one["amount_micros"])) for one in found.corrections],
+        "lines": [(line, documents.key_of(line), documents.money(line["cost_micros"])) for line in found.lines],
+        "corrections": [(one, documents.money(documents.owed_micros(one))) for one in found.corrections],
         "sums": [
             (name, documents.money(micros))
             for name, micros in (
@@ -148,7 +152,6 @@ def _statement_page(
         ],
         "ledger": documents.money(in_ledger),
         "is_equal": in_ledger == found.total_micros,
-        "currency": settings.RUBATO_CURRENCY,
     }
     return render(request, "console/statement.html", context)
 
@@ -182,7 +185,7 @@ def _names(by: str) -> dict[str, str]:
 
 def _row(names: dict[str, str], column: str, sums: Sums) -> Row:
     value = str(sums.group.get(column) or "")
-    nameless = "the console" if column == Group.KEY.value else "unknown"
+    nameless = documents.CONSOLE if column == Group.KEY.value else "unknown"
     return Row(names.get(value, value) or nameless, *(getattr(sums, field) for field in _FIELDS))
 
 
