@@ -17,8 +17,6 @@ from django.contrib.auth.base_user import AbstractBaseUser
 from django.core.exceptions import ValidationError
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
-from django.urls import reverse
-from django.utils.html import format_html
 
 from scheduler_engine.policy import ClassPolicy, TenantClassPolicy
 from scheduler_engine.policy import PriorityClass as ClassName
@@ -170,13 +168,8 @@ CELL_FIELDS = [
 
 @admin.register(PriorityClass)
 class PriorityClassAdmin(ReadOnly):
-    list_display = ["label", "ttft_target_ms", "tbt_target_ms", "max_queue_wait_ms", "floor_percent", "edited_at"]
-    fields = ["label", *CLASS_FIELDS, "edited_at"]
-    readonly_fields = ["edited_at"]
-
-    @admin.display(description="edited at")
-    def edited_at(self, row: PriorityClass) -> str:
-        return format_html('<a href="{}">the policy desk</a>', reverse("desk-classes"))
+    list_display = ["label", "ttft_target_ms", "tbt_target_ms", "max_queue_wait_ms", "floor_percent"]
+    fields = ["label", *CLASS_FIELDS]
 
 
 @admin.register(QuotaPolicy)
@@ -185,16 +178,11 @@ class QuotaPolicyAdmin(ReadOnly):
 
     list_display = [
         *("tenant", "priority_class", "allowed", "weight", "requests_per_minute", "tokens_per_minute", "concurrency"),
-        *("money_micros", "money_window", "max_tokens_cap", "hard_deadline_ms", "overflow_to", "edited_at"),
+        *("money_micros", "money_window", "max_tokens_cap", "hard_deadline_ms", "overflow_to"),
     ]
     list_filter = [OfTenant, "priority_class", "allowed"]
     list_select_related = ["tenant"]
-    fields = ["tenant", "priority_class", *CELL_FIELDS, "edited_at"]
-    readonly_fields = ["edited_at"]
-
-    @admin.display(description="edited at")
-    def edited_at(self, row: QuotaPolicy) -> str:
-        return format_html('<a href="{}?q={}">the policy desk</a>', reverse("desk"), row.tenant.slug)
+    fields = ["tenant", "priority_class", *CELL_FIELDS]
 
 
 @admin.register(PolicyVersion)

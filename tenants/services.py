@@ -198,8 +198,9 @@ def switch_class(*, actor: str, tenant_id: UUID, label: str, is_paused: bool, re
         if not (is_paused or cell.is_paused):
             raise ValidationError(f"{label} was not paused for {cell.tenant.name}: to grant it, tick it and see first")
         cell.allowed, cell.is_paused = not is_paused, is_paused
-        cell.save(update_fields=["allowed", "is_paused"])
         done = f"emergency: {cell.tenant.name}, {label} {'paused' if is_paused else 'resumed'}. {reason}".strip()
+        with change_by(actor, done):
+            cell.save(update_fields=["allowed", "is_paused"])
         return record_policy(actor, done)
 
 

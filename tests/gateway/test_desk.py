@@ -213,6 +213,8 @@ def test_an_emergency_pause_is_in_force_at_once_and_on_record(house: Any, settin
     house.alice.post(place, {"action": "pause", "reason": "runaway"})
     assert QuotaPolicy.objects.get(priority_class="default").allowed is False
     assert PolicyVersion.objects.first().reason == "emergency: Aurora, default paused. runaway"
+    event = AuditEvent.objects.filter(object_type="quotapolicy", action="update").first()
+    assert event.reason == "emergency: Aurora, default paused. runaway"
     house.alice.post(place, {"action": "resume"})
     assert QuotaPolicy.objects.get(priority_class="default").allowed is True
 
