@@ -10,10 +10,10 @@ from django.db.models import Count, F, Max, Sum
 from django.db.models.expressions import Combinable
 
 from billing.lines import PriceKey
-from billing.models import UsageRequest
+from billing.models import Rollup, UsageRequest
 from billing.pricing import CHARGED_TERMINALS, TOKENS_PER_PRICE, TokenPrices
 
-DAY = timedelta(days=1)
+HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 LONGEST_CALL = timedelta(days=2)  # between a call's reservation and its end, of which only the former is looked up fast
 
 
@@ -33,7 +33,7 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class DayOfUse:
-    """The 24 hours up to the newest call that ended; no rows where nothing was ever charged."""
+    """The 24 hours up to the end of the newest hour with use, or up to now; a row for each place."""
 
     starts_at: datetime
     ends_at: datetime
@@ -44,10 +44,10 @@ def day_of_use(
     now: datetime, before: Mapping[PriceKey, TokenPrices], after: Mapping[PriceKey, TokenPrices]
 ) -> DayOfUse:
     """Over the places of ``after``. Every call is rounded up alone, as it is when it is charged."""
-    charged = UsageRequest.objects.filter(state__in=CHARGED_TERMINALS)
-    newest = charged.filter(reserved_at__gte=now - 90 * DAY).aggregate(newest=Max("ended_at"))["newest"]
-    ends_at = min(now, newest + timedelta(microseconds=1)) if newest else now
+    newest = Rollup.objects.aggregate(newest=Max("hour"))["newest"]
+    ends_at = min(now, newest + HOUR) if newest else now
     starts_at = ends_at - DAY
+    charged = UsageRequest.objects.filter(state__in=CHARGED_TERMINALS)
     within = charged.filter(reserved_at__gte=starts_at - LONGEST_CALL, ended_at__gte=starts_at, ended_at__lt=ends_at)
     rows = []
     for (model, label), prices in sorted(after.items()):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import uuid
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from django.test import Client
 from django.utils import timezone
 
 from billing import selectors, services
-from billing.models import PriceVersion, UsageRequest
+from billing.models import PriceVersion, Rollup, UsageRequest
+from billing.price_preview import day_of_use
 from billing.pricing import TokenPrices
 from tenants.models import PolicyProposal, PolicyVersion
 from tests.gateway.desk_world import act, open_house
@@ -70,7 +72,7 @@ def test_a_price_is_seen_old_and_new_beside_what_a_day_would_have_cost_and_then_
     proposal = drafted(house.alice, form_of(house.alice, interactive__output="12,000,000"))
     page = house.alice.get(f"/operator/policy/edits/{proposal.id}").content.decode()
     assert re.search(
-        r"1,200,000<small>1.200000 EUR</small></td>.*12,000,000<small>12.000000 EUR</small>.*&times; 10<", page
+        r"1,200,000<br><small>1.200000 EUR</small></td>.*12,000,000<br><small>12.000000 EUR</small>.*&times; 10<", page
     )
     assert "m interactive: output would cost 10 times what it does" in page
     # of each of two charged calls: 6 x 0.4 + 4 x 0.2 + 3 x 1.2 = 6.8 and 39.2 micro-units, rounded up
@@ -144,3 +146,34 @@ def test_who_may_not_change_prices_neither_drafts_nor_sends_off(house: Any, deed
         sent = house.bob.post(f"/operator/policy/edits/{proposal.id}", {"action": "send", "reason": "mine"})
         assert sent.status_code == 403
     assert price() == PRICES["m", "interactive"]
+
+
+def test_the_day_that_is_told_is_the_last_one_with_use_however_long_ago(house: Any) -> None:
+    hour = timezone.now().replace(minute=0, second=0, microsecond=0) - timedelta(days=40)
+    for ended_at, cost in ((hour + timedelta(minutes=59), 3), (hour - timedelta(hours=24), 1)):
+        UsageRequest.objects.create(
+            id=uuid.uuid4(),
+            tenant_id=house.tenant.id,
+            model="m",
+            priority_class="batch",
+            state="completed",
+            output_tokens=5,
+            cost_micros=cost,
+            reserved_at=ended_at,
+            ended_at=ended_at,
+        )
+        Rollup.objects.create(
+            tenant_id=house.tenant.id,
+            priority_class="batch",
+            model="m",
+            hour=ended_at.replace(minute=0),
+            num_requests=1,
+            prompt_tokens=0,
+            cached_tokens=0,
+            output_tokens=5,
+            cost_micros=cost,
+        )
+    after = {("m", "batch"): TokenPrices(prompt=0, cached=0, output=1_000_000)}
+    day = day_of_use(timezone.now(), PRICES, after)
+    assert day.ends_at == hour + timedelta(hours=1)
+    assert [(one.num_calls, one.charged_micros, one.now_micros, one.then_micros) for one in day.rows] == [(1, 3, 3, 5)]

@@ -17,7 +17,7 @@ from billing import selectors, services
 from billing.lines import PriceKey
 from billing.models import LARGEST_PRICE_MICROS
 from billing.pricing import TokenKind, TokenPrices
-from gateway.desk.forms import Box, number
+from gateway.desk.forms import RANKS, Box, number
 from gateway.desk.price_table import MAY_EDIT_PRICES
 from gateway.desk.views import operator
 from tenants import proposals
@@ -35,7 +35,8 @@ def prices(request: HttpRequest) -> HttpResponse:
         text = request.POST.get("price_version", "")
         version = int(text) if text.isascii() and text.isdigit() and len(text) < 19 else 0
     start = selectors.price_list(version).prices
-    rows = [(place, [_box(place, kind, getattr(price, kind)) for kind in KINDS]) for place, price in start.items()]
+    places = sorted(start, key=lambda place: (place[0], RANKS[place[1]]))
+    rows = [(place, [_box(place, kind, getattr(start[place], kind)) for kind in KINDS]) for place in places]
     if request.method == "POST" and (answer := _drafted(request, start, rows)):
         return answer
     context = {"rows": rows, "kinds": KINDS, "price_version": version}
