@@ -9,6 +9,8 @@ from django.contrib.auth.models import User
 from django.test import Client
 from playwright.sync_api import Locator, Page, expect
 
+from billing import services as billing_services
+from billing.pricing import TokenPrices
 from tenants import services
 from tenants.models import PolicyProposal, QuotaPolicy
 
@@ -59,6 +61,19 @@ def test_a_page_with_something_typed_is_not_left_without_a_question(desk: Page) 
     box.press("Enter")  # saved, so nothing is asked
     expect(desk.get_by_role("heading", name="An edit of version")).to_be_visible()
     assert asked == ["beforeunload"]
+
+
+@pytest.mark.parametrize("form", ["", "classes", "prices"])
+def test_every_form_that_edits_asks_before_what_was_typed_is_lost(desk: Page, form: str) -> None:
+    prices = {("m", "batch"): TokenPrices(prompt=1, cached=2, output=3)}
+    billing_services.set_prices(actor="tests", prices=prices)
+    desk.goto(f"/operator/policy/{form}")
+    desk.locator(".matrix input[type=text]").first.fill("77")
+    with desk.expect_event("dialog") as asked:
+        desk.on("dialog", lambda dialog: dialog.dismiss())
+        desk.get_by_role("link", name="History").click()
+    assert asked.value.type == "beforeunload"
+    expect(desk.locator(".matrix input[type=text]").first).to_have_value("77")
 
 
 def test_a_page_where_nothing_was_typed_is_left_without_one(desk: Page) -> None:
