@@ -8,14 +8,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
 import psycopg
 from psycopg.rows import class_row
-from psycopg_pool import AsyncConnectionPool, PoolTimeout
+from psycopg_pool import AsyncConnectionPool
 
 from gateway.errors import Reason, Refusal
 from scheduler_engine.policy import PriorityClass
@@ -25,6 +26,7 @@ from tenants.api_keys import Match
 KEY_TTL_S = 25.0  # where no push arrives; sockets and streams look again five seconds later at the latest
 UNKNOWN_TTL_S = 1.0
 CACHE_SIZE = 10_000
+ANSWER_S = 5.0  # the longest wait for the database, with that for a connection
 _QUERY_NAMES = frozenset({"key", "api_key", "apikey", "api-key", "access_token", "token", "authorization"})
 _WRONG_KEY = "Incorrect API key provided."
 
@@ -56,6 +58,7 @@ class Caller:
     sunset_at_s: float | None = None
 
 
+Result = TypeVar("Result")
 Lookup = Callable[[str], Awaitable[StoredKey | None]]
 
 
@@ -97,6 +100,7 @@ class Keys:
         self._asking: dict[str, asyncio.Task[StoredKey | None]] = {}
         self._used: set[str] = set()
         self._changed = asyncio.Event()
+        self.num_changes = 0
 
     async def authenticate(self, text: str) -> Caller | Refusal:
         try:
@@ -142,14 +146,19 @@ class Keys:
         else:
             self._cache.pop(public_id, None)
             self._asking.pop(public_id, None)
+        self.num_changes += 1
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def until_changed(self, limit_s: float) -> None:
-        """Until the next push about any key, or so long."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(limit_s):
-                await self._changed.wait()
+    async def until_changed(self, num_seen: int, limit_s: float) -> int:
+        """Until there has been another push about any key than the ``num_seen`` first, or so long; returns how many
+        there have been.
+        """
+        if self.num_changes == num_seen:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(limit_s):
+                    await self._changed.wait()
+        return self.num_changes
 
     def _is_usable(self, stored: StoredKey) -> bool:
         return stored.is_usable and (stored.expires_at_s is None or self._wall_clock_s() < stored.expires_at_s)
@@ -206,7 +215,7 @@ class KeyTable:
             conninfo,
             min_size=0,
             max_size=max_connections,
-            timeout=5,
+            timeout=ANSWER_S,
             open=False,
             kwargs={"autocommit": True},
             check=AsyncConnectionPool.check_connection,
@@ -222,20 +231,35 @@ class KeyTable:
         """They opened something just now. Raises KeyStoreDown."""
         if not key_ids:
             return
-        try:
-            async with self._pool.connection() as connection:
-                await connection.execute(_NOTE_USED, (list(key_ids),))
-        except (psycopg.OperationalError, PoolTimeout) as error:
-            raise KeyStoreDown(str(error)) from error
+        await _answer(self._note_used(key_ids))
+
+    async def _note_used(self, key_ids: Sequence[str]) -> None:
+        async with self._pool.connection() as connection:
+            await connection.execute(_NOTE_USED, (list(key_ids),))
 
     async def find(self, public_id: str) -> StoredKey | None:
         """Raises KeyStoreDown."""
-        try:
-            async with (
-                self._pool.connection() as connection,
-                connection.cursor(row_factory=class_row(StoredKey)) as cursor,
-            ):
-                await cursor.execute(_FIND_KEY, (public_id,))
-                return await cursor.fetchone()
-        except (psycopg.OperationalError, PoolTimeout) as error:
-            raise KeyStoreDown(str(error)) from error
+        return await _answer(self._find(public_id))
+
+    async def _find(self, public_id: str) -> StoredKey | None:
+        async with (
+            self._pool.connection() as connection,
+            connection.cursor(row_factory=class_row(StoredKey)) as cursor,
+        ):
+            await cursor.execute(_FIND_KEY, (public_id,))
+            return await cursor.fetchone()
+
+
+async def _answer(asking: Coroutine[Any, Any, Result]) -> Result:
+    """Not waited for any longer than ANSWER_S. The driver's own wait for a database that has stopped is endless, also
+    where it is cancelled. Raises KeyStoreDown.
+    """
+    task = asyncio.create_task(asking)
+    await asyncio.wait([task], timeout=ANSWER_S)
+    if not task.done():
+        task.cancel()
+        raise KeyStoreDown(f"no answer within {ANSWER_S:.0f} s")
+    try:
+        return task.result()
+    except psycopg.Error as error:
+        raise KeyStoreDown(str(error)) from error

@@ -113,12 +113,13 @@ class Door:
     async def enter(
         self, caller: Caller, ask: Ask, keep: Keep | None = None, *, if_stopped: str = "client"
     ) -> Entered | Denied:
-        """Checks everything, takes the limits, sends the Submit. A refusal costs nothing and leaves nothing behind;
-        where the policy makes it a final one, it is the policy in force by now. Raises BusError where that cannot be
-        read.
+        """Checks everything, takes the limits, sends the Submit. A refusal costs nothing and leaves nothing behind.
+        The policy was in force a second ago at most; where it makes a refusal a final one, it is in force by now.
+        Raises BusError where that cannot be read.
 
         Cancelled half way, it leaves again, for the reason ``if_stopped``, whatever it had taken by then.
         """
+        await self._policy.confirm()
         found = await self._enter(caller, ask, keep, if_stopped)
         if not isinstance(found, Denied) or found.refusal.reason not in _FINAL_BY_POLICY:
             return found

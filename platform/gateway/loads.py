@@ -1,12 +1,12 @@
-"""Where /metrics and the live page find the workers' newest LoadSnapshots and what the settler found in the books,
-whichever Bus this process has open.
+"""Where /metrics and the live page find the workers' newest LoadSnapshots, what the settler found in the books, and how
+old is what this gateway decides by, whichever Bus this process has open.
 
 Knows one callable, set by the gateway's runtime when it opens its Bus; refuses to know which Bus that is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from wire.bus import BusError
 from wire.messages import LoadSnapshot
@@ -37,5 +37,22 @@ class BooksSource:
         self.newest: dict[str, object] | None = None
 
 
+class AgeSource:
+    """Seconds since each of the things that this gateway decides by was last confirmed; nothing while it does not run.
+
+    Always: asked anew at each call.
+    """
+
+    def __init__(self) -> None:
+        self._read: Mapping[str, Callable[[], float]] = {}
+
+    def read_from(self, ages: Mapping[str, Callable[[], float]]) -> None:
+        self._read = ages
+
+    def __call__(self) -> dict[str, float]:
+        return {what: age_s() for what, age_s in self._read.items()}
+
+
 loads = LoadSource()
 books = BooksSource()
+ages = AgeSource()

@@ -20,7 +20,7 @@ from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from gateway.loads import Loads, books, loads
+from gateway.loads import Loads, ages, books, loads
 from gateway.worker_metrics import TenantNames, worker_families
 from scheduler_engine.policy import PriorityClass
 from wire.bus import BusError
@@ -78,13 +78,16 @@ def render(
     gateway: GatewayCounters,
     *,
     bus_up: bool = True,
+    ages_s: Mapping[str, float] | None = None,
     compared: Mapping[str, object] | None = None,
     now_s: float = 0.0,
     names_tenants: bool = False,
 ) -> bytes:
-    """The whole page in Prometheus' text format. ``compared`` is the last ``books_watch.Comparison``, as JSON."""
+    """The whole page in Prometheus' text format. ``compared`` is the last ``books_watch.Comparison``, as JSON;
+    ``ages_s`` what ``loads.ages`` says.
+    """
     families = (
-        *_gateway_families(gateway, bus_up),
+        *_gateway_families(gateway, bus_up, ages_s or {}),
         *_books_families(compared, now_s),
         *worker_families(snapshots, now_s=now_s, tenants=gateway.tenant_names if names_tenants else None),
     )
@@ -115,10 +118,15 @@ async def respond(
         return
     try:
         page = render(
-            await read_loads(), gateway, compared=books.newest, now_s=time.time(), names_tenants=names_tenants
+            await read_loads(),
+            gateway,
+            ages_s=ages(),
+            compared=books.newest,
+            now_s=time.time(),
+            names_tenants=names_tenants,
         )
     except BusError:
-        page = render((), gateway, bus_up=False)
+        page = render((), gateway, bus_up=False, ages_s=ages())
     body = page if method == "GET" else b""
     await _answer(send, 200, body, (b"content-type", CONTENT_TYPE), (b"cache-control", b"no-store"))
 
@@ -138,8 +146,14 @@ class _Page(Collector):
         return self.families
 
 
-def _gateway_families(gateway: GatewayCounters, bus_up: bool) -> Iterator[Metric]:
+def _gateway_families(gateway: GatewayCounters, bus_up: bool, ages_s: Mapping[str, float]) -> Iterator[Metric]:
     yield GaugeMetricFamily("rubato_bus_up", "1 while this gateway reaches the Bus", value=int(bus_up))
+    confirmed = GaugeMetricFamily(
+        "rubato_confirmed_age_seconds", "Since this gateway last knew what is in force", labels=("what",)
+    )
+    for what, age_s in ages_s.items():
+        confirmed.add_metric((what,), age_s)
+    yield confirmed
     yield GaugeMetricFamily(
         "rubato_gateway_start_time_seconds", "When this gateway's counters began at 0", value=gateway.started_at_s
     )

@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,11 +19,11 @@ from zoneinfo import ZoneInfo
 from django.conf import settings
 from redis.asyncio import Redis
 from redis.asyncio.client import PubSub
-from redis.exceptions import RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from billing.pricing import TokenPrices
+from gateway.background import Repeated
 from scheduler_engine.policy import (
-    PolicyError,
     PolicySnapshot,
     PriorityClass,
     TenantClassPolicy,
@@ -32,6 +34,8 @@ from wire.redis_keys import POLICY_POLL_S, Keys
 
 log = logging.getLogger(__name__)
 _UTC = ZoneInfo("UTC")
+MAX_AGE_S = 1.0  # of a view that is decided by, and of the silence after a ping
+LISTEN_S = 8.0  # of one round: a connection, a subscription, a poll and a ping
 
 
 def publish(document: Mapping[str, Any]) -> None:
@@ -97,21 +101,44 @@ def view_of(document: Mapping[str, Any]) -> PolicyView:
 
 
 class PolicyFeed:
-    """Always: ``view`` is the newest document that could be read; after a broken one the last good one stays."""
+    """Polled, and pushed too. Always: ``view`` is the newest document that could be read; after a broken one the last
+    good one stays. Who decides by it calls ``confirm`` first, so that no view is used on that nobody renews.
+    """
 
-    def __init__(self, redis: Redis, keys: Keys, on_key_changed: Callable[[str | None], None]) -> None:
+    def __init__(
+        self,
+        redis: Redis,
+        keys: Keys,
+        on_key_changed: Callable[[str | None], None],
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._redis = redis
         self._keys = keys
         self._on_key_changed = on_key_changed
+        self._clock_s = clock_s
         self._raw: bytes | None = None
         self._view: PolicyView | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._stopping = False
+        self._confirmed_at_s = self._heard_at_s = -math.inf
+        self._pubsub: PubSub | None = None
+        self._work = (
+            Repeated(self.refresh, POLICY_POLL_S, name="policy feed"),
+            Repeated(self._listen, 0.0, name="news of keys", again_s=POLICY_POLL_S, round_s=LISTEN_S),
+        )
 
     @property
     def view(self) -> PolicyView | None:
         """None until a policy has been published."""
         return self._view
+
+    @property
+    def age_s(self) -> float:
+        """Since ``view`` was last seen to be what is in force."""
+        return self._clock_s() - self._confirmed_at_s
+
+    @property
+    def silent_s(self) -> float:
+        """Since a push could last have come."""
+        return self._clock_s() - self._heard_at_s
 
     async def start(self, republish: Callable[[], Awaitable[None]]) -> None:
         """Read the policy once (``republish`` is asked for it when Redis has none), then follow it."""
@@ -119,54 +146,76 @@ class PolicyFeed:
         if self._view is None:
             await republish()
             await self.refresh()
-        self._task = asyncio.create_task(self._follow(), name="policy feed")
+        for work in self._work:
+            work.start()
 
     async def stop(self) -> None:
-        """The flag is for a cancel that the Redis client swallows while it connects."""
-        self._stopping = True
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+        for work in self._work:
+            await work.stop()
+        await self._hang_up()
 
     async def refresh(self) -> None:
         """Raises RedisError."""
+        now_s = self._clock_s()
         raw = await self._redis.get(self._keys.policy_current)
+        self._confirmed_at_s = now_s
         if not isinstance(raw, bytes) or raw == self._raw:
             return
         self._raw = raw
         try:
             self._view = view_of(json.loads(raw))
-        except (PolicyError, KeyError, TypeError, ValueError) as error:
+        except Exception as error:
             log.error("a published policy cannot be read and is ignored: %s", error)
 
     async def catch_up(self) -> bool:
         """True when a newer policy than the one in view had been put in force; it is in view now. Raises BusError."""
-        before = self._view
+        before, now_s = self._view, self._clock_s()
         with bus_errors():
             held = await self._redis.get(self._keys.policy_version)
-            if before is None or held is None or int(held) <= before.version:
+            if before is not None and (held is None or int(held) <= before.version):
+                self._confirmed_at_s = now_s
                 return False
             await self.refresh()
         return self._view is not before
 
-    async def _follow(self) -> None:
-        while not self._stopping:
-            try:
-                await self._listen()
-            except RedisError as error:
-                log.warning("the policy feed lost Redis: %s", error)
-                await asyncio.sleep(POLICY_POLL_S)
+    async def confirm(self) -> None:
+        """``view`` is in force, or was MAX_AGE_S ago. Raises BusError where nobody can say."""
+        if self.age_s > MAX_AGE_S:
+            await self.catch_up()
 
     async def _listen(self) -> None:
-        async with self._redis.pubsub() as pubsub:
-            await pubsub.subscribe(self._keys.policy_changed, keys_changed(self._keys))
-            self._on_key_changed(None)  # pings may have been lost while nobody listened
-            while not self._stopping:
-                await self._handle(pubsub)
+        """One message, or the proof that one could come: a quiet connection and a dead one look alike. Raises
+        RedisError.
+        """
+        try:
+            pubsub = self._pubsub = self._pubsub or self._redis.pubsub()
+            if not pubsub.subscribed:
+                await pubsub.subscribe(self._keys.policy_changed, keys_changed(self._keys))
+            message = await pubsub.get_message(timeout=POLICY_POLL_S)
+            if message is None:
+                await pubsub.ping()
+                message = await pubsub.get_message(timeout=MAX_AGE_S)
+            if message is None:
+                raise RedisTimeoutError("no answer to a ping")
+            await self._hear(message)
+            self._heard_at_s = self._clock_s()
+        except BaseException:
+            await self._hang_up()
+            raise
+
+    async def _hear(self, message: Mapping[str, Any]) -> None:
+        """Who has just been subscribed, perhaps anew by the library itself, may have missed any push before."""
+        match message["type"], message["channel"]:
+            case "subscribe", _:
+                self._on_key_changed(None)
+            case "message", channel if channel.decode() == keys_changed(self._keys):
+                self._on_key_changed(message["data"].decode())
+            case "message", _:
                 await self.refresh()
 
-    async def _handle(self, pubsub: PubSub) -> None:
-        message = await pubsub.get_message(ignore_subscribe_messages=True, timeout=POLICY_POLL_S)
-        if message is not None and message["channel"].decode() == keys_changed(self._keys):
-            self._on_key_changed(message["data"].decode())
+    async def _hang_up(self) -> None:
+        pubsub, self._pubsub = self._pubsub, None
+        if pubsub is not None:
+            with suppress(Exception):
+                async with asyncio.timeout(MAX_AGE_S):
+                    await pubsub.aclose()  # type: ignore[no-untyped-call]  # the library brings no type here

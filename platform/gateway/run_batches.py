@@ -12,6 +12,7 @@ from collections.abc import Callable
 from datetime import datetime
 from functools import partial
 
+from gateway.background import Repeated
 from gateway.batches import leases, wishes
 from gateway.batches.driving import Drive, Ending, Means
 from gateway.batches.fates import Fates
@@ -51,13 +52,14 @@ class BatchOwner:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until told to stop."""
-        looking = asyncio.create_task(self._look_after_the_window(), name="window")
+        looking = Repeated(self._look_after_the_window, LOOK_S)
+        looking.start()
         try:
             while not stop.is_set():
                 await self._take_some()
                 await _either(stop, TAKE_S)
         finally:
-            looking.cancel()
+            await looking.stop()
             await self._let_go()
             self._threads.close()
 
@@ -97,9 +99,7 @@ class BatchOwner:
             await self._threads.run(partial(leases.release, lease))
 
     async def _look_after_the_window(self) -> None:
-        while True:
-            self._window.look()
-            await asyncio.sleep(LOOK_S)
+        self._window.look()
 
     def _concurrency(self, tenant_id: str) -> int | None:
         """A tenant's cap in the batch class. Where it is granted none, its first line is told so at the door."""

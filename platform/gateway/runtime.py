@@ -10,25 +10,25 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import TypeVar
 
 from django.conf import settings
-from django.db import DatabaseError, InterfaceError, connections
+from django.db import connections
 from psycopg.conninfo import make_conninfo
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
 
 from gateway.admission import Admission
 from gateway.auth import Keys as ApiKeys
-from gateway.auth import KeyStoreDown, KeyTable
+from gateway.auth import KeyTable
+from gateway.background import Repeated
 from gateway.batches.archive import Archive
 from gateway.console.switchboard import switchboard
 from gateway.continuity import Continuity
 from gateway.door import Door
-from gateway.loads import books
+from gateway.loads import ages, books
 from gateway.loads import loads as load_source
 from gateway.ownership import Ownership
 from gateway.policy_feed import PolicyFeed
@@ -55,12 +55,11 @@ STORE_S = 0.25
 OWED_S = 1.0
 ADOPT_S = 1.0  # a worker waits three seconds longer for a gateway than its heartbeat lives
 GATE_S = 0.5  # how soon a Redis that lost everything is noticed
-AGAIN_S = 0.25  # after the Bus refused
 LAST_WORDS_S = 1.0  # how long a reader may take to pass on that this gateway goes
 
 
 class Runtime:
-    """Always: between ``start`` and ``stop`` every loop runs; one that the Bus fails goes on when the Bus is back."""
+    """Always: between ``start`` and ``stop`` every loop runs; one that fails goes on, as soon as it can again."""
 
     def __init__(
         self,
@@ -107,8 +106,7 @@ class Runtime:
         self._build_gate = build_gate
         self._key_table = key_table
         self._reads_done = asyncio.Condition()
-        self._num_reads = 0
-        self._stopping = False
+        self._num_reads = self._num_key_changes = 0
         self._going: asyncio.Task[None] | None = None
         self.is_going = asyncio.Event()
         self._stack = AsyncExitStack()
@@ -160,6 +158,8 @@ class Runtime:
         await self._keep_gate()
         await self.policy.start(partial(_in_database_thread, services.publish_policy))
         stack.push_async_callback(self.policy.stop)
+        ages.read_from({"policy": lambda: self.policy.age_s, "keys": lambda: self.policy.silent_s})
+        stack.callback(ages.read_from, {})
         stack.push_async_callback(self.door.close)
         self.loads = await self.bus.loads()
         load_source.read_from(self.bus.loads)
@@ -178,8 +178,9 @@ class Runtime:
             (self.continuity.store_ended, STORE_S),
             (self.door.owed.pay, OWED_S),
         ):
-            task = asyncio.create_task(self._repeat(work, period_s), name=work.__name__)
-            stack.push_async_callback(_stopped, task)
+            repeated = Repeated(work, period_s)
+            repeated.start()
+            stack.push_async_callback(repeated.stop)
 
     def go_away(self) -> None:
         """Ends what is open and lets nobody in any more; ``stop`` follows when the server's connections have ended."""
@@ -195,25 +196,9 @@ class Runtime:
                 _cancel(reader)
 
     async def stop(self) -> None:
-        """The flag is for a cancel that the Redis client swallows while it connects."""
-        self._stopping = True
         if self._going is not None:
             await _stopped(self._going)
         await self._stack.aclose()
-
-    async def _repeat(self, work: Callable[[], Awaitable[None]], period_s: float) -> None:
-        """Failures of the Bus are told once per outage."""
-        failing = False
-        while not self._stopping:
-            try:
-                await work()
-                failing = False
-                await asyncio.sleep(period_s)
-            except (BusError, RedisError, DatabaseError, InterfaceError, KeyStoreDown) as error:
-                if not failing:
-                    log.warning("%s: no answer: %s", work.__name__, error)
-                failing = True
-                await asyncio.sleep(AGAIN_S)
 
     async def _read_outbox(self) -> None:
         messages = await self.bus.receive(READ_S)
@@ -240,7 +225,7 @@ class Runtime:
 
     async def _watch_keys(self) -> None:
         """A revoked key ends what it asked for: at once where a push comes, else when its cached record is too old."""
-        await self.keys.until_changed(KEY_CHECK_S)
+        self._num_key_changes = await self.keys.until_changed(self._num_key_changes, KEY_CHECK_S)
         await self.door.end_closed_keys(self.keys.is_open)
 
     async def _watch_workers(self) -> None:

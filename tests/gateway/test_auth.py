@@ -6,9 +6,11 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
+import psycopg
 import pytest
 
-from gateway.auth import KEY_TTL_S, UNKNOWN_TTL_S, Caller, Keys, KeyStoreDown, StoredKey, key_of_request
+from gateway import auth
+from gateway.auth import KEY_TTL_S, UNKNOWN_TTL_S, Caller, Keys, KeyStoreDown, KeyTable, StoredKey, key_of_request
 from gateway.errors import Reason, Refusal
 from scheduler_engine.policy import PriorityClass
 from tenants import api_keys
@@ -218,3 +220,58 @@ async def test_who_still_sends_the_old_secret_is_told_when_it_ends(world: Any) -
     headers = {which: (await world.client(which).models.with_raw_response.list()).headers for which in ("old", "new")}
     assert headers["old"]["sunset"] == "Fri, 01 Jan 2100 00:00:00 GMT"
     assert "sunset" not in headers["new"]
+
+
+async def test_a_push_that_came_while_the_last_one_was_seen_to_is_not_lost() -> None:
+    keys = Keys(Table().find)
+    seen = keys.num_changes
+    keys.forget(NEW.public_id)  # nobody waits just now
+    async with asyncio.timeout(1.0):
+        assert await keys.until_changed(seen, 60.0) == seen + 1
+
+
+async def test_without_a_push_the_wait_ends_after_its_limit() -> None:
+    keys = Keys(Table().find)
+    assert await keys.until_changed(keys.num_changes, 0.0) == keys.num_changes
+
+
+async def test_a_database_that_takes_connections_and_answers_nobody_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auth, "ANSWER_S", 0.1)
+    writers: list[asyncio.StreamWriter] = []
+    server = await asyncio.start_server(lambda _, writer: writers.append(writer), "127.0.0.1", 0)
+    table = KeyTable(f"host=127.0.0.1 port={server.sockets[0].getsockname()[1]} dbname=rubato user=app_ops")
+    async with server:
+        await table.open()
+        for ask in (lambda: table.find(NEW.public_id), lambda: table.note_used(["key-1"])):
+            async with asyncio.timeout(2.0):
+                with pytest.raises(KeyStoreDown):
+                    await ask()
+        await table.close()
+        for writer in writers:
+            writer.close()
+
+
+async def test_a_driver_that_waits_on_although_it_is_cancelled_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As psycopg does for a server that has stopped in the middle of a statement."""
+    monkeypatch.setattr(auth, "ANSWER_S", 0.01)
+    goes_on = asyncio.Event()
+
+    async def statement() -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            await goes_on.wait()
+
+    async with asyncio.timeout(1.0):
+        with pytest.raises(KeyStoreDown):
+            await auth._answer(statement())
+    goes_on.set()
+
+
+@pytest.mark.parametrize("kind", [psycopg.OperationalError, psycopg.InterfaceError, psycopg.errors.AdminShutdown])
+async def test_whatever_the_driver_says_keys_cannot_be_checked_now(kind: type[psycopg.Error]) -> None:
+    async def statement() -> None:
+        raise kind("the connection is closed")
+
+    with pytest.raises(KeyStoreDown):
+        await auth._answer(statement())

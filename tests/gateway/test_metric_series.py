@@ -77,6 +77,8 @@ WORKER = {"worker": "worker-1"}
 MODEL = {**BATCH, "gen_ai_request_model": "smollm2"}
 SERIES: list[tuple[str, dict[str, str], float]] = [
     ("rubato_bus_up", {}, 1),
+    ("rubato_confirmed_age_seconds", {"what": "policy"}, 0.5),
+    ("rubato_confirmed_age_seconds", {"what": "keys"}, 12),
     ("rubato_gateway_start_time_seconds", {}, 900),
     ("rubato_http_requests_total", {"status": "200", "class": "batch"}, 1),
     ("rubato_downgraded_requests_total", {"requested": "interactive", "served": "default"}, 1),
@@ -166,7 +168,8 @@ def full_page(**changes: Any) -> bytes:
     gateway = GatewayCounters(started_at_s=900)
     gateway.count_request(200, PriorityClass.BATCH)
     gateway.count_downgrade(PriorityClass.INTERACTIVE, PriorityClass.DEFAULT)
-    return render([FULL], gateway, compared=COMPARED, now_s=1_000, **{"names_tenants": True, **changes})
+    ages_s = {"policy": 0.5, "keys": 12.0}
+    return render([FULL], gateway, ages_s=ages_s, compared=COMPARED, now_s=1_000, **{"names_tenants": True, **changes})
 
 
 @pytest.mark.parametrize(("name", "labels", "expected"), SERIES, ids=lambda part: part if isinstance(part, str) else "")

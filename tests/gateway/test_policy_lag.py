@@ -9,6 +9,7 @@ from uuid import uuid4
 import openai
 import pytest
 
+from gateway import policy_feed
 from gateway.auth import Caller
 from gateway.batches.asking_lines import ask_line
 from scheduler_engine.policy import PriorityClass, TenantClassPolicy
@@ -85,5 +86,34 @@ async def test_while_nobody_can_say_what_is_in_force_no_refusal_is_final(world: 
 @pytest.mark.parametrize("way", WAYS)
 async def test_a_worker_with_another_policy_than_the_door_lets_nobody_be_refused_for_good(world: Any, way: str) -> None:
     world.worker.script.reject = ("not_allowed", None)
+    assert await WAYS[way](world) == 503
+    assert world.money(BULK, "batch") == {"open": 0, "settled": 0}
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_gateway_whose_feed_has_died_still_goes_by_the_policy_in_force(
+    world: Any, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody spends by an old cap, however it came that nobody renews the view."""
+    await world.set_quota(batch_cell())
+    await world.runtime.policy.stop()
+    monkeypatch.setattr(policy_feed, "MAX_AGE_S", 0.0)
+    assert await WAYS[way](world) == 200
+    world.publish(batch_cell(money_micros=0))
+    assert 400 <= await WAYS[way](world) < 500
+    world.publish(batch_cell(concurrency=0))
+    assert 400 <= await WAYS[way](world) < 500
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_while_nobody_can_say_what_is_in_force_an_old_policy_lets_nobody_in(
+    world: Any, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.set_quota(batch_cell())
+    await world.runtime.policy.stop()
+    monkeypatch.setattr(policy_feed, "MAX_AGE_S", 0.0)
+    version = world.redis_keys.policy_version
+    world.redis.delete(version)
+    world.redis.lpush(version, "no version")
     assert await WAYS[way](world) == 503
     assert world.money(BULK, "batch") == {"open": 0, "settled": 0}

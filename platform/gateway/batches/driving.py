@@ -117,25 +117,31 @@ class Drive:
         return ending
 
     async def _watch(self) -> None:
-        """Keeps the lease; sees that the batch is cancelled, late, fenced, without a key or without its class."""
-        while not self._ending.done():
-            try:
-                status = await patiently(self._means.threads, partial(leases.renew, self._lease))
-                has_class = await patiently(self._means.threads, partial(leases.has_class, self._lease.tenant_id))
-            except leases.Fenced as fenced:
-                self._break(fenced)
-                return
-            if status == "cancelling":
-                self._end(Ending("cancelled"))
-            elif self._means.now() >= self._lease.expires_at:
-                self._end(Ending("expired"))
-            elif not await self._key_is_open():
-                message = "The API key in whose name the batch ran was revoked or has expired."
-                self._end(Ending("failed", stop_error("invalid_api_key", message)))
-            elif not has_class:
-                self._end(Ending("failed", not_granted()))
-            else:
-                await asyncio.sleep(RENEW_S)
+        """Keeps the lease; sees that the batch is cancelled, late, fenced, without a key or without its class.
+
+        Whatever fails here breaks the drive off: nothing is driven unwatched.
+        """
+        try:
+            while not self._ending.done():
+                await self._look_after_the_batch()
+        except Exception as error:
+            self._break(error)
+
+    async def _look_after_the_batch(self) -> None:
+        """Raises Fenced."""
+        status = await patiently(self._means.threads, partial(leases.renew, self._lease))
+        has_class = await patiently(self._means.threads, partial(leases.has_class, self._lease.tenant_id))
+        if status == "cancelling":
+            self._end(Ending("cancelled"))
+        elif self._means.now() >= self._lease.expires_at:
+            self._end(Ending("expired"))
+        elif not await self._key_is_open():
+            message = "The API key in whose name the batch ran was revoked or has expired."
+            self._end(Ending("failed", stop_error("invalid_api_key", message)))
+        elif not has_class:
+            self._end(Ending("failed", not_granted()))
+        else:
+            await asyncio.sleep(RENEW_S)
 
     def _end(self, ending: Ending) -> None:
         if not self._ending.done():

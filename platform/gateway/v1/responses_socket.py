@@ -228,9 +228,9 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channe
 
     async def _watch_key(self) -> None:
         """A revoked key closes its sockets; none lives longer than an hour."""
-        ends_at_s = time.monotonic() + LIFE_S
+        ends_at_s, num_changes = time.monotonic() + LIFE_S, self._runtime.keys.num_changes
         while time.monotonic() < ends_at_s:
-            await self._runtime.keys.until_changed(KEY_CHECK_S)
+            num_changes = await self._runtime.keys.until_changed(num_changes, KEY_CHECK_S)
             refusal = await self._authenticate()
             if isinstance(refusal, Refusal) and refusal.status == 401:
                 await self._refuse(refusal)

@@ -94,7 +94,7 @@ class Line:
 
     async def close(self) -> None:
         self._break(exceptions.ConnectionError("the connection was closed"))
-        await asyncio.wait(self._tasks)
+        await asyncio.wait(self._tasks, timeout=ANSWER_S)
         await self._connection.disconnect(nowait=True)
 
 
@@ -156,7 +156,7 @@ class LineRedis(Redis):
         try:
             async with asyncio.timeout(ANSWER_S):
                 await connection.connect()  # type: ignore[no-untyped-call]  # the library brings no type here
-        except (exceptions.ConnectionError, exceptions.TimeoutError, TimeoutError) as error:
+        except Exception as error:  # uvloop's RuntimeError too, where the server hung up between two writes
             await connection.disconnect(nowait=True)
             raise Unreachable(str(error) or f"no connection within {ANSWER_S:.0f} s") from error
         return connection
