@@ -16,7 +16,7 @@ from playwright.sync_api import Page, expect
 from billing.models import Rollup
 from gateway.batches import tasks
 from gateway.batches.models import Batch
-from tenants.models import Tenant
+from tenants.models import ApiKey, Tenant
 from tenants.roles import Role
 from tests.browser.product import Product, join
 from tests.gateway.fake_worker import MODEL
@@ -149,3 +149,16 @@ def test_usage_over_time_has_a_scale_and_can_be_read_off(developer: Page) -> Non
     words = developer.locator("#chart .u-legend")
     expect(words).to_contain_text("1,600")
     expect(words).to_contain_text(f"{hour.astimezone(ZoneInfo(tenant.timezone)):%Y-%m-%d %H:%M}")
+
+
+def test_a_double_press_makes_one_key_and_shows_its_secret_and_a_reload_makes_no_other(
+    developer: Page, site: str
+) -> None:
+    developer.goto(f"{site}/console/aurora/keys")
+    before = ApiKey.objects.count()
+    developer.get_by_label("Name").fill("pressed twice")
+    developer.get_by_role("button", name="Make the key").dblclick()
+    expect(developer.get_by_label("The key", exact=True)).to_contain_text("sk_")
+    developer.reload()
+    expect(developer.get_by_role("status")).to_contain_text("This form was sent before")
+    assert ApiKey.objects.count() == before + 1

@@ -90,7 +90,8 @@ def keys(request: HttpRequest, me: Member) -> HttpResponse:
                 key_id=form.cleaned_data["made_id"],
             )
         except ValidationError as refusal:
-            messages.error(request, " ".join(refusal.messages))
+            lost = "Its secret was shown once: where it is not at hand, revoke the key and make another."
+            messages.error(request, " ".join([*refusal.messages, lost]))
             return redirect("console-keys", slug=me.tenant.slug)
         return _show_once(request, me, issued, "made")
     newest_first = ApiKey.objects.select_related("project").order_by(
