@@ -9,7 +9,9 @@ import pytest
 from django.contrib import admin
 from django.contrib.auth.models import User
 from django.contrib.messages import get_messages
+from django.db import connection
 from django.test import Client, RequestFactory
+from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
@@ -70,6 +72,16 @@ def test_a_form_that_was_opened_earlier_undoes_nobodys_edit(
     assert f"Somebody has saved “{stands}” since you opened this form; “{wanted}” is not saved." in page
     row.refresh_from_db()
     assert {name: getattr(row, name) for name in first | other} == first | other
+
+
+@pytest.mark.parametrize("model", ["tenant", "project"])
+def test_a_row_is_locked_before_its_form_is_checked(operator: Client, aurora: Any, model: str) -> None:
+    url, row = place_of(aurora, model)
+    form = opened(operator, url) | {"name": "Borealis"}
+    with CaptureQueriesContext(connection) as asked:
+        operator.post(url, form)
+    of_the_row = [one["sql"] for one in asked if f'FROM "{row._meta.db_table}"' in one["sql"]]
+    assert "FOR UPDATE" in of_the_row[1]  # the first finds it; what is checked is read behind the lock
 
 
 def test_a_form_that_does_not_say_what_it_was_opened_on_changes_nothing(operator: Client, aurora: Any) -> None:
