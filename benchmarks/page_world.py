@@ -16,6 +16,7 @@ from typing import Any
 
 from benchmarks.books import fill
 from benchmarks.figures import say
+from scheduler_engine.policy import PriorityClass
 
 ROWS_A_WORKER = 1_000  # of the live requests
 PERSON = "bench"  # an operator, and an owner of the tenant with the many things
@@ -55,6 +56,8 @@ def build(rows: int, tenants: int, things: int) -> None:
     from django.contrib.auth import get_user_model
     from django.db import connections
 
+    from billing import services as billing_services
+    from billing.pricing import TokenPrices
     from tenants import members, proposals, selectors, services
     from tenants.models import QuotaPolicy, Tenant
     from tenants.roles import Role
@@ -73,12 +76,16 @@ def build(rows: int, tenants: int, things: int) -> None:
             cell.pk, cell.tenant = None, tenant
             cell._state.adding = True
         QuotaPolicy.objects.bulk_create(cells)
+    prices = {("model", each.label): TokenPrices(prompt=150, cached=75, output=600) for each in PriorityClass}
+    billing_services.set_prices(actor=PERSON, prices=prices)
     for weight in range(2, 2 + 5):
         policy = replace(selectors.tenant_class_policy(cells[0]), weight=weight)
         saved = services.save_quotas(actor=PERSON, policies=[policy], reason="they pay more")
     document: Any = selectors.live_policy(saved.version)
     document["tenants"][0]["weight"] += 1
-    proposals.draft(actor=PERSON, document=document, based_on=saved.version)
+    dearer = {place: replace(price, output=700) for place, price in prices.items()}
+    changes = billing_services.price_changes(prices, dearer)
+    proposals.draft(actor=PERSON, document=document, based_on=saved.version, prices=changes)
     with connections["owner"].cursor() as cursor:  # what autovacuum does by and by
         cursor.execute("VACUUM (ANALYZE)")
 
