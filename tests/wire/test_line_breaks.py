@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 import pytest
+import uvloop
 from redis import exceptions
 
 from tests.wire.scripted_redis import AT_ONCE_S, Command, Session, scripted, until
@@ -221,3 +225,29 @@ async def test_whoever_waits_for_a_connection_when_the_client_is_closed_is_told_
         await arrived.wait()
         await client.aclose()
         assert {await fails(one) for one in asking} == {Unreachable}
+
+
+async def writes_after_a_reset() -> None:
+    async def reset(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"+OK\r\n+OK\r\n")  # to the library's greeting
+        await writer.drain()
+        await may_reset.wait()
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.transport.abort()
+
+    may_reset = asyncio.Event()
+    async with asyncio.timeout(AT_ONCE_S), await asyncio.start_server(reset, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        async with connect_async(f"redis://127.0.0.1:{port}") as client:
+            connection: Any = client.connection_pool.connection_class(**client.connection_pool.connection_kwargs)
+            await connection.connect()
+            may_reset.set()
+            await until(lambda: connection._reader.exception() is not None)
+            with pytest.raises(exceptions.ConnectionError):
+                await connection.send_command("PING")
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_who_writes_on_a_connection_that_was_reset_is_told_so_by_redis_own_error(run: Callable[[Any], None]) -> None:
+    """uvloop says RuntimeError, which nobody tries again and no loop expects."""
+    run(writes_after_a_reset())

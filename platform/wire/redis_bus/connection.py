@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import redis
 import redis.asyncio
+from redis.asyncio.connection import AbstractConnection
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
@@ -46,7 +47,23 @@ def connect_async(url: str) -> LineRedis:
     pool = redis.asyncio.BlockingConnectionPool.from_url(
         url, max_connections=MAX_CONNECTIONS, timeout=SOCKET_TIMEOUT_S, retry=AsyncRetry(NoBackoff(), 1), **_TIMEOUTS
     )
+    pool.connection_class = _steady(pool.connection_class)
     return cast(LineRedis, LineRedis.from_pool(pool))  # the library names its own class alone
+
+
+def _steady(kind: type[AbstractConnection]) -> type[AbstractConnection]:
+    """The same, with one kind of error for a connection that was reset: uvloop says RuntimeError to who writes on it,
+    which the library neither tries again nor passes on as its own.
+    """
+
+    class Steady(kind):  # type: ignore[misc, valid-type]  # the kind comes with the URL: plain, TLS, or a socket's path
+        async def send_packed_command(self, *args: Any, **kwargs: Any) -> None:
+            try:
+                await super().send_packed_command(*args, **kwargs)
+            except RuntimeError as error:
+                raise redis.exceptions.ConnectionError(str(error)) from error
+
+    return Steady
 
 
 def script(*names: str) -> str:

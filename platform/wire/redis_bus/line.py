@@ -156,7 +156,7 @@ class LineRedis(Redis):
         try:
             async with asyncio.timeout(ANSWER_S):
                 await connection.connect()  # type: ignore[no-untyped-call]  # the library brings no type here
-        except Exception as error:  # uvloop's RuntimeError too, where the server hung up between two writes
+        except Exception as error:
             await connection.disconnect(nowait=True)
             raise Unreachable(str(error) or f"no connection within {ANSWER_S:.0f} s") from error
         return connection
