@@ -201,6 +201,16 @@ def test_a_page_reads_well_for_everybody(page: Page, site: str, things: dict[str
     assert complaints == []
 
 
+@pytest.mark.parametrize(
+    "name", ["billing/ledgerentry", "billing/usagerequest", "tenants/quotapolicy", "tenants/tenant"]
+)
+def test_a_list_of_the_admin_reads_well_for_everybody(page: Page, site: str, name: str) -> None:
+    enter(page, site, "operator")
+    page.goto(f"/admin/{name}/")
+    page.evaluate(AXE_SCRIPT)
+    assert page.evaluate(AXE) == []
+
+
 TAB_STOPS = """() => {
   const all = document.querySelectorAll("a, button, input, select, textarea, summary, [tabindex='0']");
   const canBeUsed = (one) =>
