@@ -52,12 +52,12 @@ def price_changes(start: Mapping[PriceKey, TokenPrices], prices: Mapping[PriceKe
 
 def write_changes(*, actor: str, changes: Sequence[Change]) -> PriceVersion:
     """``write_prices`` of the prices in force with these changes made to them. Raises ValidationError."""
-    return write_prices(actor=actor, prices=with_changes(changes))
-
-
-def with_changes(changes: Sequence[Change]) -> dict[PriceKey, TokenPrices]:
-    """The prices of every place that is changed. Raises ValidationError for one that has none."""
     current = selectors.price_list(selectors.current_price_version()).prices
+    return write_prices(actor=actor, prices=with_changes(current, changes))
+
+
+def with_changes(current: Mapping[PriceKey, TokenPrices], changes: Sequence[Change]) -> dict[PriceKey, TokenPrices]:
+    """The prices of every place that is changed. Raises ValidationError for one that has none."""
     edited: dict[PriceKey, TokenPrices] = {}
     for change in changes:
         model, label = change.place.removeprefix("price ").rsplit(" ", 1)

@@ -46,13 +46,13 @@ def told(changes: Sequence[Change]) -> list[PriceChange]:
 
 def price_preview(changes: Sequence[Change]) -> PricePreview | None:
     """None where no price is changed, or one that is gone."""
+    current = selectors.price_list(selectors.current_price_version()).prices
     try:
-        edited = services.with_changes(changes)
+        edited = services.with_changes(current, changes)
     except ValidationError:
         return None
     if not edited:
         return None
-    current = selectors.price_list(selectors.current_price_version()).prices
     return PricePreview(
         told(changes), oddities(current, {**current, **edited}), day_of_use(timezone.now(), current, edited)
     )
