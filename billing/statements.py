@@ -53,12 +53,16 @@ class Correction:
 
 
 @dataclass(frozen=True, slots=True)
-class _Day:
+class Day:
     """A day of a tenant's calendar, and the half-open span of entries that its statement holds."""
 
     day: date
     starts_at: datetime
     ends_at: datetime
+
+    @property
+    def closes_at(self) -> datetime:
+        return self.ends_at + GRACE
 
 
 class NotAllClosed(Exception):
@@ -94,27 +98,18 @@ def num_wrong(statements: list[Statement]) -> int:
 @transaction.atomic
 def _close_next_day(tenant: Tenant, now: datetime) -> Statement | None:
     """None while that day is not over."""
-    found = _next_day(tenant)
-    if found is None or found.ends_at + GRACE > now:
+    found = open_day(tenant)
+    if found is None or found.closes_at > now:
         return None
     return _written(tenant, found)
 
 
-def closes_at(tenant: Tenant) -> datetime | None:
-    """When the next day that has entries can be closed; None while there are none."""
-    found = _next_day(tenant)
-    return None if found is None else found.ends_at + GRACE
+def so_far(tenant: Tenant, day: Day, now: datetime) -> Statement:
+    """An open day, as its statement would read if it had ended ``now``; nothing is written."""
+    return _drawn_up(tenant, replace(day, ends_at=min(day.ends_at, now)))
 
 
-def so_far(tenant: Tenant, now: datetime) -> Statement | None:
-    """The day that is not closed yet, as its statement would read if it had ended ``now``; nothing is written. None
-    while it has no entries.
-    """
-    found = _next_day(tenant)
-    return None if found is None else _drawn_up(tenant, replace(found, ends_at=min(found.ends_at, now)))
-
-
-def _next_day(tenant: Tenant) -> _Day | None:
+def open_day(tenant: Tenant) -> Day | None:
     """The day of the oldest entry that no statement holds yet."""
     zone = ZoneInfo(tenant.timezone)
     before = Statement.objects.filter(tenant=tenant).order_by("-starts_at").first()
@@ -130,21 +125,21 @@ def _next_day(tenant: Tenant) -> _Day | None:
     ends_at = _midnight(day + timedelta(days=1), zone)
     # Days without entries have no statement, so this span may begin long before its day, with nothing in it.
     starts_at = before.ends_at if before is not None else min(_midnight(day, zone), oldest)
-    return _Day(day, starts_at, ends_at)
+    return Day(day, starts_at, ends_at)
 
 
 def _midnight(day: date, zone: ZoneInfo) -> datetime:
     return datetime.combine(day, time(), tzinfo=zone)
 
 
-def _written(tenant: Tenant, found: _Day) -> Statement | None:
+def _written(tenant: Tenant, found: Day) -> Statement | None:
     """None where another closer was faster: it wrote the same."""
     statement = _drawn_up(tenant, found)
     Statement.objects.bulk_create([statement], ignore_conflicts=True)
     return Statement.objects.filter(id=statement.id).first()
 
 
-def _drawn_up(tenant: Tenant, found: _Day) -> Statement:
+def _drawn_up(tenant: Tenant, found: Day) -> Statement:
     starts_at, ends_at = found.starts_at, found.ends_at
     charged, adjusted, credited = _totals(tenant.id, starts_at, ends_at)
     return Statement(

@@ -72,14 +72,14 @@ def test_a_day_closes_only_when_no_transaction_of_it_can_still_commit(aurora: Te
 def test_the_open_day_reads_as_its_statement_will_and_is_not_written(aurora: Tenant) -> None:
     entry(aurora, 1, NOON)
     entry(aurora, 2, NOON + timedelta(hours=1))
-    half, whole = (statements.so_far(aurora, NOON + timedelta(hours=hours)) for hours in (1, 30))
-    assert half is not None
-    assert whole is not None
+    day = statements.open_day(aurora)
+    assert day is not None
+    half, whole = (statements.so_far(aurora, day, NOON + timedelta(hours=hours)) for hours in (1, 30))
     assert (half.total_micros, whole.total_micros) == (10, 20)
     assert days(aurora) == []
     (closed,) = statements.close_due_days(LATER)
     assert (closed.lines, closed.total_micros, closed.ends_at) == (whole.lines, whole.total_micros, whole.ends_at)
-    assert statements.so_far(aurora, LATER) is None
+    assert statements.open_day(aurora) is None
 
 
 def test_closing_again_closes_nothing_new(aurora: Tenant) -> None:

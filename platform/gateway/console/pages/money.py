@@ -6,7 +6,7 @@ import csv
 import io
 import uuid
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -17,6 +17,7 @@ from django.utils import timezone
 
 from billing import documents, statements
 from billing.models import LedgerEntry, Statement
+from billing.statements import Day
 from billing.usage import Bucket, Group, Sums, Width, buckets, days
 from gateway.console.pages.membership import Member, page
 from gateway.console.pages.paging import shown
@@ -111,7 +112,7 @@ def statement_list(request: HttpRequest, me: Member) -> HttpResponse:
         "me": me,
         "statements": found,
         "page": some,
-        "closes_at": statements.closes_at(me.tenant),
+        "open_day": statements.open_day(me.tenant),
     }
     return render(request, "console/statements.html", context)
 
@@ -125,19 +126,18 @@ def statement(request: HttpRequest, me: Member, statement_id: uuid.UUID) -> Http
 @page(Capability.SEE_MONEY)
 def open_statement(request: HttpRequest, me: Member) -> HttpResponse:
     """The day that is not closed yet, as far as it has come."""
-    found = statements.so_far(me.tenant, timezone.now())
-    if found is None:
+    day = statements.open_day(me.tenant)
+    if day is None:
         return redirect("console-statements", slug=me.tenant.slug)
-    return _statement_page(request, me, found, closes_at=statements.closes_at(me.tenant))
+    return _statement_page(request, me, statements.so_far(me.tenant, day, timezone.now()), day)
 
 
-def _statement_page(
-    request: HttpRequest, me: Member, found: Statement, closes_at: datetime | None = None
-) -> HttpResponse:
-    in_ledger = _ledger_total(found)
+def _statement_page(request: HttpRequest, me: Member, found: Statement, open_day: Day | None = None) -> HttpResponse:
+    """What was drawn up just now, of an open day, is the ledger's word itself: nothing is compared."""
+    in_ledger = found.total_micros if open_day else _ledger_total(found)
     context = {
         "me": me,
-        "closes_at": closes_at,
+        "open_day": open_day,
         "statement": found,
         "lines": [(line, documents.key_of(line), documents.money(line["cost_micros"])) for line in found.lines],
         "corrections": [(one, documents.money(documents.owed_micros(one))) for one in found.corrections],
