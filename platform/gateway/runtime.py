@@ -104,6 +104,7 @@ class Runtime:
         self._gate_built = redis_keys.gate_built
         self._books_key = redis_keys.books
         self._build_gate = build_gate
+        self._building: asyncio.Task[bool] | None = None
         self._key_table = key_table
         self._reads_done = asyncio.Condition()
         self._num_reads = self._num_key_changes = 0
@@ -246,7 +247,9 @@ class Runtime:
         """A Redis that came back empty lets nobody in (limits.lua) until its gate is built again."""
         if await self.redis.exists(self._gate_built):
             return
-        if await _in_database_thread(self._build_gate):
+        if self._building is None or self._building.done():  # one build at a time, however long it takes
+            self._building = asyncio.create_task(_in_database_thread(self._build_gate), name="build gate")
+        if await asyncio.shield(self._building):
             log.info("the gate was built from the books")
 
     async def _beat(self) -> None:
