@@ -17,6 +17,7 @@ from django.contrib.auth.base_user import AbstractBaseUser
 from django.core.exceptions import ValidationError
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
 
 from scheduler_engine.policy import ClassPolicy, TenantClassPolicy
 from scheduler_engine.policy import PriorityClass as ClassName
@@ -48,7 +49,8 @@ class KeepRows(admin.ModelAdmin):  # type: ignore[type-arg]
 
     def changeform_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
         with audit.request(f"req_{uuid.uuid4().hex}", request.POST.get("reason", "")[: audit.LONGEST_REASON]):
-            return super().changeform_view(request, *args, **kwargs)
+            answer: HttpResponse = super().changeform_view(request, *args, **kwargs)
+            return answer
 
     def changelist_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
         with audit.request(f"req_{uuid.uuid4().hex}"):  # of an action
@@ -156,6 +158,15 @@ class ApiKeyAdmin(KeepRows):
         )
         obj.pk = issued.key.pk
         self.message_user(request, f"Copy this key now, it is never shown again: {issued.text}", messages.WARNING)
+
+    def changeform_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        """Of a form that is sent twice at once, the second is refused by the database, after the form's own check."""
+        try:
+            answer: HttpResponse = super().changeform_view(request, *args, **kwargs)
+            return answer
+        except ValidationError as refusal:
+            self.message_user(request, " ".join(refusal.messages), messages.ERROR)
+            return redirect("admin:tenants_apikey_changelist")
 
     @admin.action(description="Revoke the selected keys", permissions=["change"])
     def revoke(self, request: HttpRequest, keys: QuerySet[ApiKey]) -> None:
