@@ -238,7 +238,7 @@ async def test_a_stream_that_lost_its_gateway_and_then_its_worker_ends_free_of_c
         end = (await asyncio.wait_for(reader.next(), 20)).end
     assert isinstance(end, Lost)
     assert end.refusal.row.code == "worker_lost"
-    await world.until(lambda: len(world.usage_messages()) > 1)  # the reader is told first
+    await world.until(lambda: world.redis.xlen(world.redis_keys.usage) > 1)  # the reader is told first
     assert [type(message) for message in world.usage_messages()] == [Reserved, Released]
     await stream.close()
 
