@@ -213,4 +213,4 @@ def test_the_front_page_has_a_call_to_copy(page: Page, site: str) -> None:
     page.goto("/")
 
     expect(page.get_by_role("heading", name="First call")).to_be_visible()
-    expect(page.locator("pre").first).to_contain_text(f"curl {site}/v1/chat/completions")
+    expect(page.locator("pre", has_text="curl")).to_contain_text(f"curl {site}/v1/chat/completions")

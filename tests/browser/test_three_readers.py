@@ -63,7 +63,7 @@ def ask(page: Page) -> None:
 
 def test_a_developer_has_a_first_answer_and_the_call_to_copy(page: Page, platform: Up) -> None:
     sign_in(page, platform, "/console/aurora/")
-    expect(page.locator("pre").first).to_contain_text(f"{platform.demo['base_url']}/v1")
+    expect(page.locator("pre", has_text="curl")).to_contain_text(f"{platform.demo['base_url']}/v1")
     ask(page)
     expect(page.locator("#answer")).not_to_be_empty()
     expect(page.locator("#waits-sum")).to_contain_text("before it started")

@@ -27,6 +27,7 @@ API_VERSION = "2020-10-01"  # the one version that OpenAI's own API has ever nam
 BODY_S = 30.0  # for a whole body to arrive
 DISCARD_BYTES = 32 * 1_048_576  # of a refused body; a client that is still sending would miss the answer
 DISCARD_S = 5.0
+DISCARD_IDLE_S = 0.5  # a client that sends nothing for so long waits for the answer
 
 
 MAX_KEPT_BYTES = 16 * 1_048_576  # of one answer that is kept to be given again
@@ -180,7 +181,8 @@ class Exchange:
         with suppress(TimeoutError, BodyBroken):
             async with asyncio.timeout(DISCARD_S):
                 while not self._body_is_read and size < DISCARD_BYTES:
-                    size += len(await self._body_part())
+                    async with asyncio.timeout(DISCARD_IDLE_S):
+                        size += len(await self._body_part())
 
     async def _body_part(self) -> bytes:
         message = await self._receive()
@@ -261,17 +263,12 @@ class Exchange:
         await self.answer(refusal.status, refusal.body(), {**(headers or {}), **refusal.headers()})
 
     async def refuse_unread(self, refusal: Refusal, headers: Mapping[str, str] | None = None) -> None:
-        """The answer goes out at once. What still comes of the body is read behind it, within bounds: a client that is
-        still sending would miss the answer; one that waits for our word to send is not given it.
+        """What still comes of the body is read first, within bounds: a client that is still sending would miss the
+        answer. One that waits for our word to send is not given it.
         """
-        body = b"" if self.method == "HEAD" else refusal.body()
-        length = {"content-type": JSON, "content-length": str(len(refusal.body()))}
-        await self.start(refusal.status, {**length, **(headers or {}), **refusal.headers()})
-        if not (self._body_is_read or self.header(b"expect")):
-            await self.write(body)
-            body = b""
+        if not self.header(b"expect"):
             await self.discard_body()
-        await self.end(body)
+        await self.refuse(refusal, headers)
 
 
 class Disconnect:
