@@ -204,11 +204,14 @@ WHERE key.public_id = %s
 """
 
 
+_NEWEST_POLICY = "SELECT coalesce(max(version), 0) FROM tenants_policyversion"
 _NOTE_USED = "UPDATE tenants_apikey SET last_used_at = now() WHERE id = ANY(%s::uuid[])"
 
 
 class KeyTable:
-    """Keys by public id in PostgreSQL, as app_ops. Raw SQL in an async pool: no thread hop on the hot path."""
+    """Keys by public id in PostgreSQL, and how far the policy is there, as app_ops. Raw SQL in an async pool: no thread
+    hop on the hot path.
+    """
 
     def __init__(self, conninfo: str, max_connections: int = 4) -> None:
         self._pool = AsyncConnectionPool(
@@ -236,6 +239,15 @@ class KeyTable:
     async def _note_used(self, key_ids: Sequence[str]) -> None:
         async with self._pool.connection() as connection:
             await connection.execute(_NOTE_USED, (list(key_ids),))
+
+    async def newest_policy(self) -> int:
+        """The version saved last; 0 before the first. Raises KeyStoreDown."""
+        return await _answer(self._newest_policy())
+
+    async def _newest_policy(self) -> int:
+        async with self._pool.connection() as connection:
+            row = await (await connection.execute(_NEWEST_POLICY)).fetchone()
+        return int(row[0]) if row else 0
 
     async def find(self, public_id: str) -> StoredKey | None:
         """Raises KeyStoreDown."""

@@ -54,6 +54,7 @@ BOOKS_S = 5.0
 STORE_S = 0.25
 OWED_S = 1.0
 ADOPT_S = 1.0  # a worker waits three seconds longer for a gateway than its heartbeat lives
+TOLD_S = 1.0  # how soon a policy that was saved while Redis did not listen is told
 GATE_S = 0.5  # how soon a Redis that lost everything is noticed
 LAST_WORDS_S = 1.0  # how long a reader may take to pass on that this gateway goes
 
@@ -172,6 +173,7 @@ class Runtime:
             (self._watch_workers, WATCH_S),
             (self._beat, HEARTBEAT_S),
             (self._keep_gate, GATE_S),
+            (self._tell_policy, TOLD_S),
             (self._note_used_keys, USED_KEYS_S),
             (self._watch_keys, 0.0),
             (self._read_books, BOOKS_S),
@@ -251,6 +253,14 @@ class Runtime:
             self._building = asyncio.create_task(_in_database_thread(self._build_gate), name="build gate")
         if await asyncio.shield(self._building):
             log.info("the gate was built from the books")
+
+    async def _tell_policy(self) -> None:
+        """PostgreSQL is the truth: what was saved there and is not in Redis was not heard, or was lost."""
+        newest, view = await self._key_table.newest_policy(), self.policy.view
+        if view is None or newest <= view.version or await self.policy.catch_up():
+            return
+        await _in_database_thread(services.publish_policy)
+        log.info("policy %s is told again: Redis did not know it", newest)
 
     async def _beat(self) -> None:
         await self.bus.heartbeat()

@@ -49,6 +49,10 @@ class KeyShelf:
 
     stored: dict[str, StoredKey] = field(default_factory=dict)
     num_lookups: int = 0
+    newest: int = 0  # of the policy that PostgreSQL would have
+
+    async def newest_policy(self) -> int:
+        return self.newest
 
     async def open(self) -> None: ...
 

@@ -9,7 +9,7 @@ from uuid import uuid4
 import openai
 import pytest
 
-from gateway import policy_feed
+from gateway import policy_feed, runtime
 from gateway.auth import Caller
 from gateway.batches.asking_lines import ask_line
 from scheduler_engine.policy import PriorityClass, TenantClassPolicy
@@ -52,6 +52,18 @@ async def as_a_line(world: Any) -> int:
 
 
 WAYS = {"a request": as_a_request, "a batch line": as_a_line}
+
+
+async def test_a_policy_that_was_saved_and_not_heard_is_told_by_the_gateway(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was published failed, or was lost with Redis: PostgreSQL knows better."""
+    monkeypatch.setattr(runtime.services, "publish_policy", lambda: world.publish(batch_cell(allowed=False)))
+    assert await as_a_request(world) == 200
+    world.shelf.newest = world.policy_version + 1
+    await world.until(lambda: world.runtime.policy.view.version == world.shelf.newest)
+    assert await as_a_request(world) == 403
+    assert world.policy_version == world.shelf.newest  # told once
 
 
 @pytest.mark.parametrize("way", WAYS)

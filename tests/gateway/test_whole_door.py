@@ -24,12 +24,14 @@ import pytest
 import redis
 import websockets
 from django.core.management import call_command
+from django.test import override_settings
 from openai import AsyncOpenAI
 
 from gateway.supervision.platform_processes import SERVER_OPTIONS
 from scheduler_engine.policy import PriorityClass
 from tenants import selectors, services
 from tenants.models import ApiKey, QuotaPolicy
+from wire.bus import BusError
 
 MODEL = "simulated"
 HI: list[Any] = [{"role": "user", "content": "Hi"}]
@@ -115,6 +117,7 @@ async def test_the_whole_door_serves_refuses_follows_edits_and_leaves_cleanly(pl
         await _frees_what_a_client_drops(platform, client)
         await _lets_wait_who_may_wait(platform, client)
         await _follows_a_saved_quota(client)
+        await _follows_a_quota_that_was_saved_when_redis_did_not_listen(client)
         await _follows_a_revoked_key(client)
     await platform.until_free()
     await _takes_leave_of_whoever_is_served(platform)
@@ -218,6 +221,21 @@ async def _ask(client: AsyncOpenAI, **body: Any) -> Any:
 async def _follows_a_saved_quota(client: AsyncOpenAI) -> None:
     await asyncio.to_thread(_change, "aurora", PriorityClass.BATCH, allowed=False)
     await _until_refused(client, openai.PermissionDeniedError, service_tier="flex")
+
+
+def not_heard(document: Any) -> None:
+    """In place of the publisher."""
+    raise BusError("Redis is away")
+
+
+async def _follows_a_quota_that_was_saved_when_redis_did_not_listen(client: AsyncOpenAI) -> None:
+    with override_settings(RUBATO_POLICY_PUBLISHER=f"{__name__}.not_heard"):
+        await asyncio.to_thread(_change, "aurora", PriorityClass.BATCH, allowed=True)
+    async with asyncio.timeout(5):
+        while True:
+            with contextlib.suppress(openai.PermissionDeniedError):
+                await client.chat.completions.create(model=MODEL, messages=HI, max_tokens=1, service_tier="flex")
+                return
 
 
 async def _follows_a_revoked_key(client: AsyncOpenAI) -> None:
