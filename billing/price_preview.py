@@ -34,12 +34,13 @@ class Costs:
 @dataclass(frozen=True, slots=True)
 class DayOfUse:
     """The 24 hours up to the end of the newest hour with use, or up to now, by when calls were let in; a row for each
-    place.
+    place. ``has_use``: there ever was any.
     """
 
     starts_at: datetime
     ends_at: datetime
     rows: list[Costs]
+    has_use: bool
 
 
 def day_of_use(
@@ -65,7 +66,7 @@ def day_of_use(
         Costs(model, label, *(int(found[f"{name}_{number}"]) for name in ("num_calls", "charged", "now", "then")))
         for number, (model, label) in enumerate(sorted(after))
     ]
-    return DayOfUse(starts_at, ends_at, rows)
+    return DayOfUse(starts_at, ends_at, rows, newest is not None or any(row.num_calls for row in rows))
 
 
 def _cost(prices: TokenPrices) -> Combinable:

@@ -29,7 +29,7 @@ _CAUSES = {
     Cause.SAVING: "for its own copy to the host",
     Cause.OWN_TENANT: "behind other requests of its own tenant",
     Cause.OTHER_TENANT: "behind another tenant with less service",
-    Cause.CONCURRENCY: "for its tenant's limit of running requests",
+    Cause.CONCURRENCY: "for its tenant's limit of running requests (none while its class is paused)",
     Cause.PATIENCE: "for running requests ({holder}) that were about to end",
     Cause.POLICY_PAUSE: "while its class was paused by an overload of a class above",
     Cause.PREFIX: "for a prefix that another request was computing",

@@ -143,6 +143,11 @@ class Tally:
     # reading off
 
     @property
+    def num_unserved(self) -> int:
+        """Requests that have neither a first token nor an end."""
+        return sum(not seen.has_first_token for seen in self._seen.values())
+
+    @property
     def span_us(self) -> int:
         return self.ended_us - (self.began_us or 0)
 

@@ -48,7 +48,8 @@ def what_if(
 ) -> dict[str, Any]:
     """Runs of one log as plain data: ``happened``, ``model`` (the recorded policy, with the model's step times) and
     ``what_if``; ``error_percent`` is the model against what happened when the log ends. Runs that might have been then
-    run on without new traffic, so that whoever waits long is seen to; rates count up to the log's end.
+    run on without new traffic, so that whoever waits long is seen to; rates count up to the log's end. ``unserved``:
+    how many still waited for a first token then, whose times ``happened`` cannot know.
 
     ``model`` and ``what_if`` are medians over ``draws`` of the noise of the steps, the same for both, with the least
     and the most of them as ``spread``. No draw but the first is begun after ``seconds``. Without a policy there is no
@@ -85,6 +86,7 @@ def what_if(
         "seconds": reality.tally.span_us // 1_000_000,
         "steps": reality.tally.num_steps,
         "draws": len(models),
+        "unserved": reality.tally.num_unserved,
         "happened": happened,
         "model": middle([each.report for each in models]),
         "what_if": None if policy is None else middle([each.report for each in others]),
@@ -228,6 +230,11 @@ def comparison(result: dict[str, Any]) -> str:
         lines.append(
             f"model and what if: medians of {draws} draws of the noise of the steps (least … most); by chance alone, "
             f"{200 / (draws + 1):.0f} in 100 days lie outside of such a range"
+        )
+    if result["unserved"]:
+        lines.append(
+            f"{result['unserved']} requests still waited for a first token when the log ended: what happened has no "
+            "time of theirs; model and what if are run on until everybody is served"
         )
     if result["assumed_lengths"]:
         lines.append(f"{result['assumed_lengths']} requests never came to their own end: their length is assumed")

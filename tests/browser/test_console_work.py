@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo
 import pytest
 from django.utils import timezone
 from openai import APIError, OpenAI
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from billing.models import Rollup
 from gateway.batches import tasks
@@ -162,3 +162,23 @@ def test_a_double_press_makes_one_key_and_shows_its_secret_and_a_reload_makes_no
     developer.reload()
     expect(developer.get_by_role("status")).to_contain_text("This form was sent before")
     assert ApiKey.objects.count() == before + 1
+
+
+def test_news_that_does_not_come_is_said_once_and_no_longer_when_it_comes_again(developer: Page, site: str) -> None:
+    page = developer.context.new_page()  # its console may complain
+    page.goto(f"{site}/console/aurora/live")
+    answers: list[int] = []
+
+    def broken(route: Route) -> None:
+        answers.append(503)
+        route.fulfill(status=503)
+
+    page.route("**/live", broken)
+    told = page.get_by_role("alert")
+    expect(told).to_contain_text("The gateway answered with an error (503). What is shown is the last it said.")
+    while len(answers) < 2:
+        page.wait_for_event("requestfinished")
+    expect(told).to_have_count(1)
+    page.unroute("**/live")
+    expect(told).to_have_count(0)
+    page.close()

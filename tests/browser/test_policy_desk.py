@@ -112,3 +112,93 @@ def test_the_history_fits_a_phone(desk: Page, width: int) -> None:
     desk.set_viewport_size({"width": width, "height": 740})
     desk.goto("/operator/policy/history")
     assert desk.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def frail(desk: Page, address: str = "/operator/policy/") -> Page:
+    """A page of the same visitor whose browser may complain: what fails is on it."""
+    opened = desk.context.new_page()
+    opened.goto(address)
+    return opened
+
+
+def sign_in_changed(page: Page, site: str) -> None:
+    page.context.add_cookies([{"name": "csrftoken", "value": "x" * 32, "url": site}])
+
+
+def network_gone(page: Page, site: str) -> None:
+    page.context.set_offline(True)
+
+
+def gateway_broken(page: Page, site: str) -> None:
+    page.route("**/pause/**", lambda route: route.fulfill(status=500))
+
+
+def gateway_silent(page: Page, site: str) -> None:
+    button = page.get_by_role("button", name="Pause Aurora default")
+    button.evaluate("""it => it.setAttribute("hx-request", '{"timeout": 100}')""")
+    page.route("**/pause/**", lambda route: None)
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (sign_in_changed, "Not paused: it was refused; perhaps somebody has signed in or out"),
+        (network_gone, "Not paused, as far as this page knows: the gateway does not answer"),
+        (gateway_broken, "Not paused: the gateway answered with an error (500)"),
+        (gateway_silent, "Not paused, as far as this page knows: the gateway does not answer"),
+    ],
+)
+def test_a_pause_that_failed_says_so_where_one_sees_it(desk: Page, site: str, fault: Any, words: str) -> None:
+    page = frail(desk)
+    page.set_viewport_size({"width": 900, "height": 300})
+    fault(page, site)
+    button = page.get_by_role("button", name="Pause Aurora default")
+    button.click()
+    alert = page.get_by_role("alert")
+    expect(alert).to_contain_text(words)
+    expect(alert).to_contain_text("Load the page again.")
+    expect(alert).to_be_in_viewport()
+    expect(button).to_be_visible()
+    assert QuotaPolicy.objects.get(tenant__slug="aurora", priority_class="default").allowed
+    page.close()
+
+
+def test_what_failed_is_said_until_the_same_succeeds(desk: Page) -> None:
+    page = frail(desk)
+    page.context.set_offline(True)
+    page.get_by_role("button", name="Pause Aurora default").click()
+    expect(page.get_by_role("alert")).to_be_visible()
+    page.context.set_offline(False)
+    page.get_by_role("button", name="Pause Universit").click()
+    expect(page.get_by_role("button", name="Resume Universit")).to_be_visible()
+    expect(page.get_by_role("alert")).to_be_visible()
+    page.get_by_role("button", name="Pause Aurora default").click()
+    expect(page.get_by_role("button", name="Resume Aurora default")).to_be_visible()
+    expect(page.get_by_role("alert")).to_have_count(0)
+    page.close()
+
+
+def test_a_replay_that_cannot_be_asked_for_says_so(desk: Page, site: str) -> None:
+    typed(desk)
+    desk.get_by_role("button", name="See what this does").click()
+    expect(desk.get_by_role("heading", name="An edit of version")).to_be_visible()
+    page = frail(desk, desk.url)
+    sign_in_changed(page, site)
+    page.get_by_role("button", name="Replay the hour").click()
+    expect(page.get_by_role("alert").filter(has_text="Not done: it was refused")).to_be_in_viewport()
+    page.close()
+
+
+@pytest.mark.parametrize("form", ["", "classes", "prices"])
+def test_what_a_refusal_has_kept_is_not_lost_without_a_question(desk: Page, form: str) -> None:
+    prices = {("m", "batch"): TokenPrices(prompt=1, cached=2, output=3)}
+    billing_services.set_prices(actor="tests", prices=prices)
+    desk.goto(f"/operator/policy/{form}")
+    desk.locator(".matrix input[type=text]").first.fill("many")
+    desk.get_by_role("button", name="See what this does").click()
+    expect(desk.get_by_text("Nothing was saved.")).to_be_visible()
+    with desk.expect_event("dialog") as asked:
+        desk.on("dialog", lambda dialog: dialog.dismiss())
+        desk.get_by_role("link", name="History").click()
+    assert asked.value.type == "beforeunload"
+    expect(desk.locator(".matrix input[type=text]").first).to_have_value("many")

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from django.contrib.auth.models import Permission, User
 from django.test import Client
 
 from gateway.desk.preview import Preview, Previews
@@ -312,3 +313,67 @@ def test_the_desk_leads_to_the_console_and_to_the_live_page(house: Any) -> None:
     page = house.alice.get("/operator/policy/").content.decode()
     for address, name in (("/console/", "Console"), ("/operator/live", "Live"), ("/admin/", "Admin")):
         assert f'<a href="{address}">{name}</a>' in page
+
+
+def test_what_a_pause_asked_by_htmx_has_to_say_it_says_itself_and_on_no_later_page(house: Any) -> None:
+    place = f"/operator/policy/pause/{house.tenant.id}/default"
+    for action in ("pause", "resume"):
+        answer = house.alice.post(place, {"action": action}, headers={"HX-Request": "true"})
+        assert f"Aurora, default: {action}d." in answer.content.decode()
+        assert "messages" not in answer.cookies
+    assert "Aurora, default: " not in house.alice.get("/operator/policy/").content.decode()
+
+
+@pytest.mark.parametrize("state", ["applied", "withdrawn", "conflict"])
+@pytest.mark.parametrize("headers", [{}, {"HX-Request": "true"}], ids=["page", "fragment"])
+def test_an_edit_that_cannot_come_into_force_any_more_is_not_replayed(
+    house: Any, state: str, headers: dict[str, str]
+) -> None:
+    proposal = drafted(house.alice, default__weight="7")
+    PolicyProposal.objects.filter(id=proposal.id).update(state=state)
+    place = f"/operator/policy/edits/{proposal.id}/preview"
+    page = house.alice.post(place, {"action": "start"}, headers=headers, follow=True).content.decode()
+    assert f"This edit is {state}: only one that may still come into force is replayed." in page
+    assert "Replay the hour" not in page
+    assert Previews().find(str(proposal.id)) is None
+
+
+def test_a_replay_judges_the_edit_made_to_the_policy_in_force(house: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    replayed: list[Any] = []
+    monkeypatch.setattr(Previews, "start", lambda previews, draft_id, document, minutes: replayed.append(document))
+    proposal = drafted(house.alice, default__weight="7")
+    act(house.bob, drafted(house.bob, default__concurrency="9"), action="send")
+    house.alice.post(f"/operator/policy/edits/{proposal.id}/preview", {"action": "start"})
+    (row,) = [row for row in replayed[0]["tenants"] if row["priority_class"] == "default"]
+    assert (row["weight"], row["concurrency"]) == (7, 9)
+
+
+@pytest.mark.parametrize(("num_unserved", "is_said"), [(0, False), (1_234, True)])
+def test_a_replay_says_how_many_still_waited_when_the_recording_ended(
+    house: Any, num_unserved: int, is_said: bool
+) -> None:
+    proposal = drafted(house.alice, default__weight="7")
+    row = {"requests": 5, "refused": {}, "ttft_ms": {"p50": 274.0, "p99": None}, "tokens_per_s": 1.0}
+    runs = {"classes": {"batch": {**row, "preemptions": {}, "step_time_holds": 0}}, "tenants": {}}
+    result = {"seconds": 300, "draws": 1, "happened": runs, "model": runs, "what_if": runs, "error_percent": {}}
+    Previews()._keep(str(proposal.id), Preview("done", result=result | {"unserved": num_unserved}))
+    page = house.alice.get(f"/operator/policy/edits/{proposal.id}").content.decode()
+    assert ("When the recording ended, 1,234 requests still waited for a first token" in page) == is_said
+
+
+def test_who_may_not_edit_prices_sees_no_way_to_them(house: Any) -> None:
+    alice = User.objects.get(username="alice")
+    alice.user_permissions.add(Permission.objects.get(codename="view_price"))
+    pages = ["/operator/policy/", "/operator/policy/history", "/admin/billing/price/"]
+    assert ["/operator/policy/prices" in house.alice.get(page).content.decode() for page in pages] == [False] * 3
+    alice.user_permissions.add(Permission.objects.get(codename="change_price"))
+    assert ["/operator/policy/prices" in house.alice.get(page).content.decode() for page in pages] == [True] * 3
+
+
+@pytest.mark.parametrize("page", ["/operator/live", "/admin/tenants/quotapolicy/", "/admin/tenants/priorityclass/"])
+def test_who_may_not_edit_the_policy_sees_no_way_to_the_desk(house: Any, page: str) -> None:
+    carol = staff("carol", may_edit=False)
+    User.objects.get(username="carol").user_permissions.add(*Permission.objects.filter(codename__startswith="view_"))
+    assert '"/operator/policy/' not in carol.get(page).content.decode()
+    User.objects.get(username="carol").user_permissions.add(Permission.objects.get(codename="change_quotapolicy"))
+    assert '"/operator/policy/' in carol.get(page).content.decode()

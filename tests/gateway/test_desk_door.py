@@ -140,3 +140,13 @@ def test_taking_the_lower_class_away_is_warned_of_where_another_overflows_into_i
     del form[next(name for name in form if name.endswith("batch.allowed"))]
     place = house.alice.post("/operator/policy/", form)["Location"]
     assert "<b>Aurora, default</b> is to overflow" in house.alice.get(place).content.decode()
+
+
+def test_the_door_is_asked_about_the_edit_made_to_the_policy_in_force(house: Any) -> None:
+    came(house, 3, timedelta(minutes=5))
+    place = f"/operator/policy/pause/{house.tenant.id}/default"
+    house.alice.post(place, {"action": "pause"})
+    form = form_of(house.alice, default__concurrency="1")
+    house.alice.post(place, {"action": "resume"})
+    page = house.alice.post("/operator/policy/", form, follow=True).content.decode()
+    assert "3 calls came; refused would have been 2 (at once)" in page

@@ -16,6 +16,7 @@ from billing import selectors, services
 from billing.models import PriceVersion, Rollup, UsageRequest
 from billing.price_preview import day_of_use
 from billing.pricing import TokenPrices
+from gateway.desk.price_table import PriceChange
 from tenants.models import PolicyProposal, PolicyVersion
 from tests.gateway.desk_world import act, open_house
 
@@ -177,3 +178,25 @@ def test_the_day_that_is_told_is_the_last_one_with_use_however_long_ago(house: A
     day = day_of_use(timezone.now(), PRICES, after)
     assert day.ends_at == hour + timedelta(hours=1)
     assert [(one.num_calls, one.charged_micros, one.now_micros, one.then_micros) for one in day.rows] == [(1, 3, 3, 5)]
+
+
+def test_where_there_never_was_any_use_no_day_of_it_is_told(house: Any) -> None:
+    proposal = drafted(house.alice, form_of(house.alice, interactive__output="12,000,000"))
+    page = house.alice.get(f"/operator/policy/edits/{proposal.id}").content.decode()
+    assert "No call has been charged yet" in page
+    assert "the last day with use" not in page
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "factor"),
+    [
+        (333_000, 334_000, "1.003"),
+        (334_000, 333_000, "0.997"),
+        (10**12 - 1, 10**12, "1.000000000001"),
+        (400_000, 410_000, "1.02"),
+        (1, 7, "7"),
+        (0, 7, ""),
+    ],
+)
+def test_a_price_that_changes_is_never_said_to_be_the_same(before: int, after: int, factor: str) -> None:
+    assert PriceChange("m batch", "prompt", before, after).factor == factor

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from urllib.parse import unquote
+from urllib.parse import parse_qs, unquote, urlencode, urlsplit
 
+from django.conf import settings
+from django.contrib import messages
+from django.contrib.auth import REDIRECT_FIELD_NAME
 from django.core.exceptions import BadRequest
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
+from django.shortcuts import resolve_url
+from django.urls import reverse
 from django.utils.cache import patch_vary_headers
+from django.utils.http import url_has_allowed_host_and_scheme
 from whitenoise.middleware import WhiteNoiseMiddleware
 from whitenoise.responders import StaticFile
 
@@ -57,6 +63,31 @@ class Fragments(Around):
             answer.headers["HX-Redirect"] = answer.headers["Location"]
             del answer.headers["Location"]
             answer.status_code = 204
+
+
+class BackToItsPage(Around):
+    """Always: what was sent without a sign-in is said not to have been done, and the log-in leads back to the page that
+    sent it, never to an address that only takes what is sent.
+    """
+
+    def after(self, request: HttpRequest, answer: HttpResponseBase) -> None:
+        if request.method in ("GET", "HEAD", "OPTIONS"):
+            return
+        log_in = urlsplit(answer.headers.get("Location", ""))
+        wanted = parse_qs(log_in.query).get(REDIRECT_FIELD_NAME)
+        if log_in.path not in (reverse("account_login"), reverse("admin:login")) or wanted != [request.get_full_path()]:
+            return
+        back = urlencode({REDIRECT_FIELD_NAME: _page_of(request)}, safe="/")
+        answer.headers["Location"] = f"{log_in.path}?{back}"
+        messages.error(request, "Nothing was done: the sign-in of that page had ended. Sign in and do it again.")
+
+
+def _page_of(request: HttpRequest) -> str:
+    """The page of ours that sent this; without a word of one, where everybody begins."""
+    page = request.headers.get("HX-Current-URL") or request.headers.get("Referer", "")
+    if not url_has_allowed_host_and_scheme(page, {request.get_host()}, require_https=request.is_secure()):
+        return resolve_url(settings.LOGIN_REDIRECT_URL)
+    return urlsplit(page)._replace(scheme="", netloc="", fragment="").geturl()
 
 
 class ContentSecurityPolicy(Around):

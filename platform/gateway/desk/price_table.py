@@ -14,11 +14,14 @@ from billing.price_sanity import oddities
 from tenants.policy_changes import Change
 
 MAY_EDIT_PRICES = "billing.change_price"
+MOST_DIGITS = 17  # that a float has
 
 
 @dataclass(frozen=True, slots=True)
 class PriceChange:
-    """One price, for people: amounts in micro-units for a million tokens. ``factor``: new by old, "" where old is 0."""
+    """One price, for people: amounts in micro-units for a million tokens. ``factor``: new by old in three digits, or as
+    many as tell it from 1; "" where old is 0.
+    """
 
     where: str
     kind: str
@@ -27,7 +30,10 @@ class PriceChange:
 
     @property
     def factor(self) -> str:
-        return f"{self.after / self.before:,.3g}" if self.before else ""
+        if not self.before:
+            return ""
+        texts = (f"{self.after / self.before:,.{digits}g}" for digits in range(3, MOST_DIGITS))
+        return next((text for text in texts if text != "1"), "1")
 
 
 @dataclass(frozen=True, slots=True)

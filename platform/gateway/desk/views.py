@@ -26,10 +26,10 @@ from gateway.desk.door_preview import Refused, in_force, refused, without_effect
 from gateway.desk.last_hour import calls_before
 from gateway.desk.preview import Previews
 from gateway.desk.price_table import MAY_EDIT_PRICES, price_preview, told
-from gateway.desk.replaying import FEW_MINUTES
+from gateway.desk.replaying import FEW_MINUTES, HOUR
 from tenants import audit, proposals, selectors, services
 from tenants.models import PolicyProposal, PolicyVersion, PriorityClass, QuotaPolicy, Tenant
-from tenants.policy_changes import Change, Document, diff, in_words, places
+from tenants.policy_changes import Change, Document, carried_over, diff, in_words, places
 
 TENANTS_A_PAGE = 20
 VERSIONS_A_PAGE = 50
@@ -99,16 +99,19 @@ def proposal(request: HttpRequest, proposal_id: uuid.UUID) -> HttpResponse:
         return _act(request, found)
     edit, refusals = proposals.what_it_does(found)
     prices = proposals.of_prices(found)
+    is_open = found.state in _OPEN
+    policy = carried_over(edit, _in_force().policy)
     names = {str(tenant_id): name for tenant_id, name in Tenant.objects.values_list("id", "name")}
     context = {
         "proposal": found,
         "changes": [_named(change, names) for change in edit],
         "conflicts": [Named(in_words(one.place, names), one) for one in refusals],
         "price_changes": told(prices),
-        "prices": price_preview(prices) if found.state in _OPEN else None,
-        "door": _door(found.document, edit, names),
-        "idle_overflows": [in_words(place, names) for place in without_effect(places(found.document), edit)],
+        "prices": price_preview(prices) if is_open else None,
+        "door": _door(policy, edit, names) if is_open else None,
+        "idle_overflows": [in_words(place, names) for place in without_effect(places(policy), edit)] if is_open else [],
         "preview": Previews().find(str(found.id)),
+        "is_open": is_open,
         "names": names,
         "is_mine": found.created_by == request.user.get_username(),
         "lacks_approval": proposals.lacks_approval(found),
@@ -119,24 +122,24 @@ def proposal(request: HttpRequest, proposal_id: uuid.UUID) -> HttpResponse:
 
 @operator
 def preview(request: HttpRequest, proposal_id: uuid.UUID) -> HttpResponse:
-    """GET: how far the replay is (a fragment that asks again while it runs). POST: start it, or stop it.
+    """GET: how far the replay is (a fragment that asks again while it runs). POST: start it, of an edit that may still
+    come into force, made to the policy as it is now; or stop it.
 
     Without HX-Request, as after a log-in, the whole page.
     """
     found = get_object_or_404(PolicyProposal.objects.defer("document"), id=proposal_id)
-    previews = Previews()
+    previews, is_open = Previews(), found.state in _OPEN
     if request.method == "POST":
-        match request.POST.get("action"):
-            case "stop":
-                previews.stop(str(found.id))
-            case "few":
-                previews.start(str(found.id), found.document, FEW_MINUTES)
-            case _:
-                previews.start(str(found.id), found.document)
+        action = request.POST.get("action")
+        if action == "stop":
+            previews.stop(str(found.id))
+        elif is_open:
+            policy = carried_over(proposals.what_it_does(found)[0], _in_force().policy)
+            previews.start(str(found.id), policy, FEW_MINUTES if action == "few" else HOUR)
     if "HX-Request" not in request.headers:
         return redirect("desk-proposal", proposal_id=found.id)
     names = {str(tenant_id): name for tenant_id, name in Tenant.objects.values_list("id", "name")}
-    context = {"proposal": found, "preview": previews.find(str(found.id)), "names": names}
+    context = {"proposal": found, "preview": previews.find(str(found.id)), "is_open": is_open, "names": names}
     return render(request, "operator/policy/preview.html", context)
 
 
@@ -199,14 +202,15 @@ def pause(request: HttpRequest, tenant_id: uuid.UUID, label: str) -> HttpRespons
             actor=actor, tenant_id=tenant_id, label=label, is_paused=is_paused, reason=_reason(request)
         )
     except ValidationError as refusal:
-        messages.error(request, " ".join(refusal.messages))
+        is_done, said = False, " ".join(refusal.messages)
     else:
-        messages.success(request, f"{row.tenant.name}, {label}: {'paused' if is_paused else 'resumed'}.")
+        is_done, said = True, f"{row.tenant.name}, {label}: {'paused' if is_paused else 'resumed'}."
     if "HX-Request" not in request.headers:
+        messages.add_message(request, messages.SUCCESS if is_done else messages.ERROR, said)
         return redirect("desk")
     row.refresh_from_db()
-    told = {"tenant_id": tenant_id, "tenant": row.tenant.name, "label": label, "is_paused": row.is_paused}
-    return render(request, "operator/policy/paused.html", told)
+    button = {"tenant_id": tenant_id, "tenant": row.tenant.name, "label": label, "is_paused": row.is_paused}
+    return render(request, "operator/policy/paused.html", {**button, "is_done": is_done, "said": said})
 
 
 def _act(request: HttpRequest, found: PolicyProposal) -> HttpResponse:
@@ -285,10 +289,12 @@ def _drafted(request: HttpRequest, boxes: list[forms.Box]) -> HttpResponse | Non
     return redirect("desk-proposal", proposal_id=drafted.id)
 
 
-def _door(document: Document, edit: list[Change], names: Mapping[str, str]) -> list[Named] | None:
-    """For the cells that the edit touches, over the calls of the last hour. None where it touches no cell."""
+def _door(policy: Document, edit: list[Change], names: Mapping[str, str]) -> list[Named] | None:
+    """For the cells that the edit touches, as this policy has them, over the calls of the last hour. None where it
+    touches no cell.
+    """
     touched = {change.place for change in edit if not change.place.startswith("class ")}
-    rows = places(document)
+    rows = places(policy)
     limits = {place: in_force(place, rows) for place in rows if place in touched}
     if not limits:
         return None

@@ -18,12 +18,13 @@ from gpu_worker.replay.command import main
 from gpu_worker.replay.fitting import Load, StepModel, Weather
 from gpu_worker.replay.recording import recorded_engine
 from gpu_worker.replay.rerun import Diverged
-from gpu_worker.replay.tally import LEAST_FOR_A_TAIL
+from gpu_worker.replay.tally import LEAST_FOR_A_TAIL, Stretch, Tally
 from gpu_worker.replay.what_if import Stopped, comparison, what_if
 from gpu_worker.simulated import DEVICES
 from gpu_worker.simulation.clients import quantiles_ms
 from gpu_worker.simulation.run import Outcome, Simulation
 from scheduler_engine.policy import PolicySnapshot, PriorityClass, gpu_classes, snapshot_to_dict
+from scheduler_engine.request import Request, RequestId
 from scheduler_engine.scheduler import Scheduler
 from tests.gpu_worker.replay.test_replay import recorded
 
@@ -262,3 +263,20 @@ def test_a_device_does_not_seem_quicker_than_it_was() -> None:
         now_us += round(20_000 * weather.at(now_us))
         num_steps += 1
     assert num_steps == pytest.approx(4_000, rel=0.01)
+
+
+def test_what_still_waits_for_a_first_token_is_counted_and_said(unchanged: dict[str, Any]) -> None:
+    tally = Tally()
+    for name in ("served", "waiting", "waiting too"):
+        request = Request(
+            request_id=RequestId(name),
+            tenant_id="Bulk",
+            priority_class=PriorityClass.BATCH,
+            prompt_token_ids=(1, 2),
+            max_tokens=4,
+        )
+        tally.submitted(request, 0)
+    tally.decoded(Stretch([RequestId("served")], num_steps=1, busy_us=10, planned_us=0, first_us=10, last_us=10))
+    assert tally.num_unserved == 2
+    assert "still waited" not in comparison({**unchanged, "unserved": 0})
+    assert "2 requests still waited for a first token when the log ended" in comparison({**unchanged, "unserved": 2})

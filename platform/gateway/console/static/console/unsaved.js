@@ -1,8 +1,9 @@
-// What was typed into a form with data-unsaved is not lost in silence: leaving the page asks first, and a form whose
-// sign-in has ended meanwhile stays as it is until one has signed in again.
+// What was typed into a form with data-unsaved is not lost in silence, nor what one that was refused has kept
+// (data-unsaved="kept"): leaving the page asks first, and a form whose sign-in has ended meanwhile stays as it is until
+// one has signed in again.
 
 const form = document.querySelector("form[data-unsaved]");
-let isTyped = false;
+let isTyped = form?.dataset.unsaved === "kept";
 
 function say(text, link) {
   const said = form.querySelector(".unsaved") ?? form.appendChild(document.createElement("p"));
