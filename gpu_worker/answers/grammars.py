@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 
+# Of llguidance's parser, so that an object may have wire.grammars.MAX_PROPERTIES of any kind: a mask of it takes 80 ms.
+MAX_ITEMS_IN_A_PLACE, MAX_ITEMS_A_MASK = 4_000, 1_000_000
+
+
 class GrammarCompiler:
     """Always: compiled constraints let a text end with any of the stop tokens, exactly where the grammar may end."""
 
@@ -36,9 +40,10 @@ class GrammarCompiler:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _compile(self, grammar: Grammar, count: int) -> list[Constraint]:
-        from llguidance import LLMatcher
+        from llguidance import LLMatcher, LLParserLimits
 
-        matcher = LLMatcher(self._tokenizer, source_of(grammar), log_level=0)
+        limits = LLParserLimits(max_items_in_row=MAX_ITEMS_IN_A_PLACE, step_max_items=MAX_ITEMS_A_MASK)
+        matcher = LLMatcher(self._tokenizer, source_of(grammar), log_level=0, limits=limits)
         if not matcher.is_error():
             matcher.compute_bitmask()  # one that nothing can begin is told now
         if matcher.is_error():

@@ -1,4 +1,5 @@
-"""Whether a JSON schema has a value at all that can be written to its end: one that needs itself has none.
+"""Whether a JSON schema has a value at all that can be written to its end: one that needs itself has none; and how
+wide its objects are.
 
 Knows what leads from a schema to another; refuses to know what else makes a schema wrong: its compiler says that.
 """
@@ -24,6 +25,13 @@ def has_no_finite_value(schema: dict[str, Any]) -> bool:
         if len(finite) == num_before:
             return not _is_finite(schema, finite)
     return False
+
+
+def most_properties(schema: Any) -> int:
+    """Of any one object in it. Raises RecursionError where it is nested too deeply."""
+    parts = schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ()
+    own = schema.get("properties") if isinstance(schema, dict) else None
+    return max([len(own) if isinstance(own, dict) else 0, *map(most_properties, parts)])
 
 
 def _is_finite(schema: Any, finite: set[str]) -> bool:

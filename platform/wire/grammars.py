@@ -9,11 +9,12 @@ import importlib.util
 import json
 from typing import Any
 
-from wire.finite_schemas import has_no_finite_value
+from wire.finite_schemas import has_no_finite_value, most_properties
 from wire.messages import Grammar
 
 KINDS = ("json_object", "json_schema", "regex", "lark")
 MAX_SOURCE_CHARACTERS = 65_536
+MAX_PROPERTIES = 400  # of one object: what may follow costs its parser a multiple of them
 # Free whitespace lets a weak model write blanks for ever; this is enough for indented JSON.
 JSON_OPTIONS = {"x-guidance": {"whitespace_pattern": r"\n?[ ]{0,32}"}}
 # Where only one text can follow, the model still chooses the tokens: it knows its own tokenizer, the worker does not.
@@ -55,6 +56,8 @@ def _schema(source: str) -> dict[str, Any]:
         schema = json.loads(source)
         if not isinstance(schema, dict):
             raise GrammarError("the schema must be a JSON object")
+        if most_properties(schema) > MAX_PROPERTIES:
+            raise GrammarError(f"an object of the schema has more than {MAX_PROPERTIES} properties")
         if has_no_finite_value(schema):
             raise GrammarError("a value of the schema would need another of its own kind within it, without end")
     except ValueError as error:

@@ -6,6 +6,7 @@ import json
 import re
 import threading
 from collections.abc import Iterator, Sequence
+from itertools import product
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from gpu_worker.device.model_executor import ModelExecutor
 from gpu_worker.executor import ConstraintError, DrawRules
 from gpu_worker.simulated import BYTE_TOKENS
 from tests.gpu_worker.model.worker import ModelWorker
-from wire.grammars import GrammarError
+from wire.grammars import MAX_PROPERTIES, GrammarError
 from wire.messages import Finished, Grammar, Rejected, SamplingParameters
 
 STOPS = (257, 258)
@@ -234,3 +235,22 @@ def test_a_grammar_that_is_none_says_why(compiler: GrammarCompiler) -> None:
 def test_a_grammar_that_nothing_can_begin_is_told_when_it_is_compiled(compiler: GrammarCompiler, source: str) -> None:
     with pytest.raises(GrammarError):
         compiler.compile(Grammar(kind="lark", source=source), 1).result()
+
+
+WORDS = ["".join(word).encode() for word in product('ap19":{},', repeat=5)]  # a vocabulary as wide as a model's
+
+
+@pytest.mark.parametrize("more", [{}, {"additionalProperties": False}], ids=["open", "closed"])
+def test_an_object_may_have_as_many_properties_as_is_said_and_no_more(more: dict[str, Any]) -> None:
+    compiler = GrammarCompiler([*BYTE_TOKENS, *WORDS], STOPS)
+    properties: dict[str, Any] = {f"p{number}": {} for number in range(MAX_PROPERTIES)}
+    source = json.dumps({"type": "object", "properties": properties, **more})
+    (constraint,) = compiler.compile(Grammar(kind="json_schema", source=source), 1).result()
+    output: list[int] = []
+    for character in b'{"p7":1,"p9":{}}':
+        assert constraint.allowed(output)[character >> 3] >> (character & 7) & 1
+        output.append(character)
+    wider = json.dumps({"items": {"type": "object", "properties": properties | {"one more": {}}}})
+    with pytest.raises(GrammarError, match="more than 400 properties"):
+        compiler.compile(Grammar(kind="json_schema", source=wider), 1).result()
+    compiler.close()
