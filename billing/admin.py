@@ -99,7 +99,10 @@ class CorrectionForm(Once, forms.ModelForm):  # type: ignore[type-arg]
 
     def clean(self) -> dict[str, Any]:
         found = super().clean() or {}
-        booked = selectors.correction_of(found["made_id"]) if found.get("made_id") else None
+        if not found.get("made_id"):
+            return found
+        services.one_at_a_time(found["made_id"])
+        booked = selectors.correction_of(found["made_id"])
         if booked is not None:
             raise ValidationError(
                 f"This form was sent before: it booked entry {booked.pk}, {booked.amount_micros:,} micro-units"
@@ -137,7 +140,7 @@ class LedgerEntryAdmin(OfTenants):
 
     def save_model(self, request: HttpRequest, obj: LedgerEntry, form: CorrectionForm, change: bool) -> None:
         data, actor = form.cleaned_data, actor_of(request)
-        amount, reason, made_id = data["amount_micros"], data["reason"], str(data["made_id"] or "")
+        amount, reason, made_id = data["amount_micros"], data["reason"], str(data["made_id"])
         if data["tenant"]:
             tenant_id = data["tenant"].pk
             made = services.credit(

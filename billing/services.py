@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from django.core.exceptions import ValidationError
-from django.db import transaction
+from django.db import connection, transaction
 from django.utils import timezone
 
 from billing import selectors
@@ -147,6 +147,12 @@ def refuse_adjustment(*, operation_id: uuid.UUID, amount_micros: int) -> None:
                 " that can be taken back. What goes beyond is a credit to its tenant."
             }
         )
+
+
+def one_at_a_time(form_id: uuid.UUID) -> None:
+    """Until the end of the transaction nobody else books what a form of this id says, for whichever tenant."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [form_id.int >> 65])
 
 
 def refuse_credit(*, amount_micros: int) -> None:

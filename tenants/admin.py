@@ -17,7 +17,6 @@ from django.contrib.auth.base_user import AbstractBaseUser
 from django.core.exceptions import ValidationError
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import redirect
 
 from scheduler_engine.policy import ClassPolicy, TenantClassPolicy
 from scheduler_engine.policy import PriorityClass as ClassName
@@ -158,15 +157,6 @@ class ApiKeyAdmin(KeepRows):
         )
         obj.pk = issued.key.pk
         self.message_user(request, f"Copy this key now, it is never shown again: {issued.text}", messages.WARNING)
-
-    def changeform_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
-        """Of a form that is sent twice at once, the second is refused by the database, after the form's own check."""
-        try:
-            answer: HttpResponse = super().changeform_view(request, *args, **kwargs)
-            return answer
-        except ValidationError as refusal:
-            self.message_user(request, " ".join(refusal.messages), messages.ERROR)
-            return redirect("admin:tenants_apikey_changelist")
 
     @admin.action(description="Revoke the selected keys", permissions=["change"])
     def revoke(self, request: HttpRequest, keys: QuerySet[ApiKey]) -> None:

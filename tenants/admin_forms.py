@@ -1,15 +1,20 @@
-"""Edit forms of the admin: they carry the row they were opened on, and say why. Knows no table."""
+"""Forms of the admin: they carry the row they were opened on, say why, and are refused in words. Knows no table."""
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from django import forms
 from django.core.exceptions import ValidationError
-from django.db import models
-from django.http import HttpRequest
+from django.db import IntegrityError, models
+from django.http import HttpRequest, HttpResponse
 
 from tenants.audit import LONGEST_REASON
+
+OVERTAKEN = "Something else was saved at this moment, and nothing of this form. Look at what stands, and send it again."
+_REFUSED = "_refused_while_saving"
+log = logging.getLogger(__name__)
 
 
 class Opened(forms.ModelForm):  # type: ignore[type-arg]
@@ -62,3 +67,38 @@ class OneAtATime:
         if found is not None and request.method == "POST":  # the admin has begun the form's transaction
             found.refresh_from_db(from_queryset=type(found)._default_manager.select_for_update())
         return found
+
+
+class RefusedInWords:
+    """Mixed into every admin (``admin_site``): what is refused while a form is saved, behind its own checks, stands on
+    the form, and nothing of it is saved. Of several that are sent at once, the later ones read what is read later.
+    """
+
+    def changeform_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        show: Any = super().changeform_view  # type: ignore[misc]
+        try:
+            answer: HttpResponse = show(request, *args, **kwargs)
+        except (ValidationError, IntegrityError) as refusal:
+            if request.method != "POST":
+                raise
+            log.warning("%s is refused while it is saved: %s", request.path, refusal)
+            vars(request)[_REFUSED] = refusal.messages if isinstance(refusal, ValidationError) else [OVERTAKEN]
+            answer = show(request, *args, **kwargs)
+        return answer
+
+    def get_form(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        form: Any = super().get_form(request, *args, **kwargs)  # type: ignore[misc]
+        refused = vars(request).get(_REFUSED)
+        return form if refused is None else _wrong(form, refused)
+
+
+def _wrong(form: Any, words: list[str]) -> Any:
+    """The form with these words on it, where its own checks find nothing wrong."""
+
+    class Wrong(form):  # type: ignore[misc]
+        def full_clean(self) -> None:
+            super().full_clean()
+            if self.is_bound and not self.errors:
+                self.add_error(None, words)
+
+    return Wrong

@@ -21,13 +21,26 @@ def checked_by_the_database(model: type[models.Model], using: str) -> Iterator[N
         with transaction.atomic(using=using):
             yield
     except IntegrityError as refusal:
-        broken = _name_of(refusal)
-        if broken == f"{model._meta.db_table}_pkey":
-            raise ValidationError(SENT_BEFORE) from refusal
-        for constraint in model._meta.constraints:
-            if constraint.name == broken:
-                raise ValidationError(constraint.get_violation_error_message()) from refusal
-        raise
+        words = _words(model, _name_of(refusal))
+        if words is None:
+            raise
+        raise ValidationError(words) from refusal
+
+
+def _words(model: type[models.Model], broken: str | None) -> str | ValidationError | None:
+    """Of a row that is there already, what the model's own check of it would say; None for no constraint of its."""
+    table = model._meta.db_table
+    if broken == f"{table}_pkey":
+        return SENT_BEFORE
+    for field in model._meta.concrete_fields:
+        if field.unique and broken == f"{table}_{field.column}_key":
+            return model().unique_error_message(model, [field.name])
+    for constraint in model._meta.constraints:
+        if constraint.name == broken and isinstance(constraint, models.UniqueConstraint):
+            return model().unique_error_message(model, list(constraint.fields))
+        if constraint.name == broken:
+            return str(constraint.get_violation_error_message())
+    return None
 
 
 def _name_of(refusal: IntegrityError) -> str | None:

@@ -8,17 +8,20 @@ from typing import Any
 
 from django import forms
 
-_GROUPING = str.maketrans("", "", " \u00a0\u202f,_")
-_WHOLE = re.compile(r"-?[0-9]+")
+from tenants.models.words import one_direction
+
+_GROUPING = str.maketrans("", "", ", \u00a0\u202f")
+_WHOLE = re.compile(r"-?(?:[0-9]+|[0-9]{1,3}([, \u00a0\u202f])[0-9]{3}(?:\1[0-9]{3})*)")
 
 
 def whole_number(text: str) -> int | None:
-    """ASCII digits, which may be grouped and stand behind a minus; None for anything else. Digits of other scripts are
-    refused, not read: who mistypes a price or a limit must not set a number that nobody wrote.
+    """ASCII digits behind a minus or not, plain or by thousands (``1,200,000``, ``1 200 000``); None for anything else.
+    Digits of other scripts and other groups are refused, not read: who mistypes a price or a limit must not set a
+    number that nobody wrote.
     """
-    digits = text.strip().translate(_GROUPING)
+    written = text.strip()
     try:
-        return int(digits) if _WHOLE.fullmatch(digits) else None
+        return int(written.translate(_GROUPING)) if _WHOLE.fullmatch(written) else None
     except ValueError:  # more digits than Python turns into a number
         return None
 
@@ -35,9 +38,21 @@ class WholeNumber(forms.IntegerField):
         return number
 
 
+class Name(forms.CharField):
+    """What people call a thing."""
+
+    default_validators = [one_direction]
+
+
 class Once(forms.Form):
     """Brings the id of what it will make. Always: sent twice, reloaded or gone back to, it makes that once; the second
     time the database refuses the id.
     """
 
     made_id = forms.UUIDField(required=False, widget=forms.HiddenInput, initial=uuid.uuid4)
+
+    def clean(self) -> dict[str, Any]:
+        found = super().clean() or {}
+        if not found.get("made_id"):
+            raise forms.ValidationError("This form came without its own number (made_id): open it anew.")
+        return found

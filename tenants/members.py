@@ -42,7 +42,8 @@ def add_member(*, actor: str, tenant: Tenant, user: AbstractBaseUser, email: str
         if Membership.objects.filter(tenant=tenant, user_id=user.pk).exists():
             raise ValidationError({"email": f"{email} is a member already"})
         member.full_clean(exclude=["user"], validate_unique=False, validate_constraints=False)
-        member.save(force_insert=True)
+        with checked_by_the_database(Membership, alias()):
+            member.save(force_insert=True)
     return member
 
 

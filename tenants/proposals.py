@@ -125,10 +125,11 @@ def approve(*, actor: str, proposal_id: UUID) -> PolicyProposal:
 
 
 def withdraw(*, actor: str, proposal_id: UUID) -> bool:
-    """False where it had been applied or withdrawn before."""
+    """False where it had been applied or withdrawn before. One that ended as a conflict is out of sight then."""
+    not_in_force = [WAITING, PolicyProposal.State.DRAFT, PolicyProposal.State.CONFLICT]
     with change_by(actor):
-        waiting = PolicyProposal.objects.filter(id=proposal_id, state__in=[WAITING, PolicyProposal.State.DRAFT])
-        return bool(waiting.update(state=PolicyProposal.State.WITHDRAWN, outcome=f"by {actor}"))
+        found = PolicyProposal.objects.filter(id=proposal_id, state__in=not_in_force)
+        return bool(found.update(state=PolicyProposal.State.WITHDRAWN, outcome=f"by {actor}"))
 
 
 def apply_due(now: datetime) -> list[PolicyProposal]:
@@ -153,14 +154,23 @@ def what_it_does(proposal: PolicyProposal) -> tuple[list[Change], list[Conflict]
     """
     edit, refused = _of_policy(proposal)
     prices = of_prices(proposal)
-    now = import_string(settings.RUBATO_PRICES)() if prices else {}
-    in_force = [(change, now.get(change.place, {}).get(change.field)) for change in prices]
     moved = [
         Conflict(change.place, change.field, theirs, change.after)
-        for change, theirs in in_force
+        for change, theirs in _in_force(prices)
         if theirs not in (change.before, change.after)
     ]
     return edit, [*refused, *moved]
+
+
+def _in_force(prices: Sequence[Change]) -> list[tuple[Change, int | None]]:
+    """Each with what is in force at its place."""
+    now = import_string(settings.RUBATO_PRICES)() if prices else {}
+    return [(change, now.get(change.place, {}).get(change.field)) for change in prices]
+
+
+def _to_be_set(prices: Sequence[Change]) -> list[Change]:
+    """Without those that stand already."""
+    return [change for change, theirs in _in_force(prices) if theirs != change.after]
 
 
 def _of_policy(proposal: PolicyProposal) -> tuple[list[Change], list[Conflict]]:
@@ -191,16 +201,22 @@ def _apply(proposal: PolicyProposal) -> None:
             fields = ", ".join(sorted({f"{in_words(one.place, names)}: {one.field}" for one in refused}))
             locked.state, locked.outcome = PolicyProposal.State.CONFLICT, f"edited by somebody else since: {fields}"
         else:
-            saved = _write(actor, carried_over(edit, _current().policy), locked.reason, of_prices(locked))
-            locked.state, locked.outcome = PolicyProposal.State.APPLIED, f"version {saved.version}"
+            saved = _write(actor, edit, locked.reason, _to_be_set(of_prices(locked)))
+            said = f"version {saved.version}" if saved else f"it stands already in version {_current().version}"
+            locked.state, locked.outcome = PolicyProposal.State.APPLIED, said
         locked.save(update_fields=["state", "outcome"])
     proposal.state, proposal.outcome = locked.state, locked.outcome
 
 
-def _write(actor: str, document: Document, reason: str, prices: Sequence[Change] = ()) -> PolicyVersion:
-    """Class rows and cells as the document says, and prices, in one version. Call under the policy lock."""
-    snapshot = _read(document)
-    now = _read(_current().policy)
+def _write(actor: str, edit: Sequence[Change], reason: str, prices: Sequence[Change]) -> PolicyVersion | None:
+    """Class rows and cells as the edit makes them, and prices, in one version; None where everything stands so already.
+    Call under the policy lock.
+    """
+    current = _current().policy
+    document = carried_over(edit, current)
+    if not diff(current, document) and not prices:
+        return None
+    snapshot, now = _read(document), _read(current)
     classes = [row for row in snapshot.classes if row not in now.classes]
     cells = [cell for cell in snapshot.tenants if cell not in now.tenants]
     services.write_rows(classes=classes, cells=cells)

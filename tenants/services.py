@@ -74,7 +74,8 @@ def create_project(*, actor: str, tenant: Tenant, name: str, default_class: Clas
     project = Project(tenant=tenant, name=name, default_class=default_class.label, created_by=actor)
     with change_by(actor):
         project.full_clean()
-        project.save(force_insert=True)
+        with checked_by_the_database(Project, alias()):
+            project.save(force_insert=True)
     return project
 
 
@@ -84,7 +85,8 @@ def update_project(*, actor: str, project_id: UUID, name: str, default_class: Cl
         project = Project.objects.select_for_update().get(id=project_id)
         project.name, project.default_class = name, default_class.label
         project.full_clean()
-        project.save(update_fields=["name", "default_class"])
+        with checked_by_the_database(Project, alias()):
+            project.save(update_fields=["name", "default_class"])
         for public_id in project.api_keys.values_list("public_id", flat=True):
             _tell_key_changed(public_id)
     return project
@@ -208,7 +210,8 @@ def write_tenant(*, slug: str, name: str, timezone: str = "UTC") -> Tenant:
     """Its rows; ``record_policy`` follows in the same transaction. Raises ValidationError."""
     tenant = Tenant(slug=slug, name=name, timezone=timezone)
     tenant.full_clean()
-    tenant.save(force_insert=True)
+    with checked_by_the_database(Tenant, alias()):
+        tenant.save(force_insert=True)
     QuotaPolicy.objects.bulk_create(
         QuotaPolicy(tenant=tenant, priority_class=label.label, allowed=label is ClassName.DEFAULT)
         for label in ClassName

@@ -13,7 +13,7 @@ from django.db.models import Q
 from django.utils.timezone import now
 
 from scheduler_engine.policy import PriorityClass as ClassName
-from tenants.models.words import CLASS_CHOICES, CLASS_LABELS, ROLE_CHOICES
+from tenants.models.words import CLASS_CHOICES, CLASS_LABELS, ROLE_CHOICES, Named
 from tenants.roles import Role
 
 
@@ -23,7 +23,7 @@ def known_timezone(name: str) -> None:
         raise ValidationError(f"{name!r} is no time zone; write one like Europe/Vienna or UTC")
 
 
-class Tenant(models.Model):
+class Tenant(Named):
     """A customer. Always: the slug never changes meaning, and a tenant with a ledger is made inactive, never
     deleted.
     """
@@ -47,7 +47,7 @@ class Tenant(models.Model):
         return self.name
 
 
-class Project(models.Model):
+class Project(Named):
     """A tenant's unit of work; names the class used when a call asks for none."""
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
@@ -69,7 +69,7 @@ class Project(models.Model):
         return f"{self.name} ({self.tenant_id})"
 
 
-class ApiKey(models.Model):
+class ApiKey(Named):
     """A key's stored half. Always: the secret itself is nowhere; ``revoked_at`` is set once and never cleared."""
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)

@@ -133,3 +133,15 @@ def error(answer: Any) -> dict[str, Any]:
 
 def as_owner(house: House, method: str, route: str, body: Any = None) -> Any:
     return call(house.management_key(Role.OWNER), method, route, body)
+
+
+def of_owner_and_operator(house: House) -> Client:
+    """The browser of somebody who owns the tenant and runs the platform."""
+    house.member.role = "owner"
+    house.member.save()
+    user = house.member.user
+    user.is_staff = user.is_superuser = True
+    user.save()
+    client = Client()
+    client.force_login(user, backend="django.contrib.auth.backends.ModelBackend")
+    return client

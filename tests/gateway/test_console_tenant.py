@@ -40,13 +40,14 @@ PAGES = {
     "alerts": Capability.MANAGE_WEBHOOKS,
     "trail": Capability.SEE_AUDIT,
 }
+MADE_ID = "00000000-0000-4000-8000-000000000001"
 CHANGES = {
-    "keys": (Capability.MANAGE_KEYS, {"name": "x", "project": "{project}"}),
+    "keys": (Capability.MANAGE_KEYS, {"name": "x", "project": "{project}", "made_id": MADE_ID}),
     "keys/{key}/rotate": (Capability.MANAGE_KEYS, {"grace": "0"}),
     "keys/{key}/revoke": (Capability.MANAGE_KEYS, {}),
     "projects": (Capability.MANAGE_PROJECTS, {"name": "web", "default_class": "batch"}),
     "alerts": (Capability.MANAGE_WEBHOOKS, {"priority_class": "batch", "measure": "tokens", "amount": "9"}),
-    "members": (Capability.MANAGE_MEMBERS, {"email": "new@aurora.example", "role": "auditor"}),
+    "members": (Capability.MANAGE_MEMBERS, {"email": "new@aurora.example", "role": "auditor", "made_id": MADE_ID}),
     "members/{member}/role": (Capability.MANAGE_MEMBERS, {"role": "auditor"}),
     "invitations/{invitation}": (Capability.MANAGE_MEMBERS, {}),
     "members/{member}/remove": (Capability.MANAGE_MEMBERS, {}),
@@ -150,7 +151,8 @@ def test_a_foreign_id_is_an_unknown_one(house: House) -> None:
 
 def test_a_key_is_shown_once(house: House) -> None:
     owner = house.people[Role.OWNER]
-    made = text_of(owner.post(house.at("keys"), {"name": "ci", "project": house.project.id, "days": 7}))
+    form = {"name": "ci", "project": house.project.id, "days": 7, "made_id": MADE_ID}
+    made = text_of(owner.post(house.at("keys"), form))
     (secret,) = re.findall(r"sk_\w+", made)
     stored = ApiKey.objects.get(name="ci")
     assert stored.secret_sha256 == api_keys.digest(api_keys.parse(secret).secret)
@@ -184,14 +186,15 @@ def test_a_wrong_form_says_what_would_be_right_and_changes_nothing(
     house: House, page: str, form: dict[str, Any], sentence: str
 ) -> None:
     before = AuditEvent.objects.count()
-    assert sentence in text_of(house.people[Role.OWNER].post(house.at(page), form))
+    assert sentence in text_of(house.people[Role.OWNER].post(house.at(page), {"made_id": MADE_ID, **form}))
     assert AuditEvent.objects.count() == before
 
 
 def test_only_an_owner_makes_and_unmakes_owners(house: House) -> None:
     admin = house.people[Role.ADMIN]
     owner = Membership.objects.get(role="owner")
-    refused = text_of(admin.post(house.at("members"), {"email": "x@aurora.example", "role": "owner"}))
+    form = {"email": "x@aurora.example", "role": "owner", "made_id": MADE_ID}
+    refused = text_of(admin.post(house.at("members"), form))
     assert "only an owner makes owners" in refused
     for page, form in ((f"members/{owner.id}/role", {"role": "admin"}), (f"members/{owner.id}/remove", {})):
         told = text_of(admin.post(house.at(page), form, follow=True))
@@ -282,8 +285,9 @@ def test_the_trail_says_what_happened_in_words(house: House) -> None:
 
 def test_whoever_comes_or_goes_is_on_the_trail_by_name_and_with_the_role(house: House) -> None:
     owner = house.people[Role.OWNER]
-    owner.post(house.at("keys"), {"name": "reports", "project": str(house.project.id), "role": "billing"})
-    owner.post(house.at("members"), {"email": "new@aurora.example", "role": "auditor"})
+    key = {"name": "reports", "project": str(house.project.id), "role": "billing"}
+    owner.post(house.at("keys"), {**key, "made_id": MADE_ID})
+    owner.post(house.at("members"), {"email": "new@aurora.example", "role": "auditor", "made_id": MADE_ID})
     owner.post(house.at("members/{member}/remove"))
     page = " ".join(re.sub("<[^>]+>", " ", text_of(owner.get(house.at("trail")))).split())
     assert "key made reports role: billing" in page
@@ -297,7 +301,8 @@ def test_whatever_changes_is_on_the_trail_by_name_and_with_its_request(house: Ho
     owner.post(house.at("members/{member}/remove"))
     owner.post(house.at("keys/{key}/rotate"), {"grace": "3600"})
     owner.post(house.at("keys/{key}/revoke"))
-    owner.post(house.at("webhooks"), {"url": "https://hooks.example/rubato", "events": ["key.revoked"]})
+    hook = {"url": "https://hooks.example/rubato", "events": ["key.revoked"], "made_id": MADE_ID}
+    owner.post(house.at("webhooks"), hook)
     endpoint = Endpoint.objects.get()
     owner.post(house.at(f"webhooks/{endpoint.id}/remove"))
     answer = owner.get(house.at("trail"))

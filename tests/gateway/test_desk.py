@@ -63,6 +63,31 @@ def test_two_admins_who_edit_the_same_field_meet_at_a_conflict(house: Any) -> No
     assert (weight(), PolicyProposal.objects.get(id=second.id).state) == (7, "conflict")
 
 
+def test_an_edit_that_came_too_late_is_thrown_away_from_its_page(house: Any) -> None:
+    first, second = drafted(house.alice, default__weight="7"), drafted(house.bob, default__weight="9")
+    act(house.alice, first, action="send")
+    assert "Throw it away" in act(house.bob, second, action="send")
+    assert str(second.id) not in act(house.bob, second, action="withdraw")
+    assert (weight(), PolicyProposal.objects.get(id=second.id).state) == (7, "withdrawn")
+
+
+def test_two_edits_that_say_the_same_make_one_version(house: Any) -> None:
+    first, second = drafted(house.alice, default__weight="7"), drafted(house.bob, default__weight="7")
+    act(house.alice, first, action="send")
+    saved = PolicyVersion.objects.first().version
+    assert f"In force: it stands already in version {saved}." in act(house.bob, second, action="send")
+    assert (weight(), PolicyVersion.objects.first().version) == (7, saved)
+    assert PolicyProposal.objects.get(id=second.id).state == "applied"
+
+
+@pytest.mark.parametrize("form", [{}, {"action": ""}, {"action": "delete"}], ids=["none", "empty", "unknown"])
+def test_what_cannot_be_done_with_an_edit_is_no_good_request(house: Any, form: dict[str, str]) -> None:
+    proposal = drafted(house.alice, default__weight="7")
+    answer = house.alice.post(f"/operator/policy/edits/{proposal.id}", {"reason": "they pay more", **form})
+    assert answer.status_code == 400
+    assert (weight(), PolicyProposal.objects.get(id=proposal.id).state) == (1, "draft")
+
+
 def test_two_admins_who_edit_different_fields_both_get_theirs(house: Any) -> None:
     first, second = drafted(house.alice, default__weight="7"), drafted(house.bob, default__concurrency="9")
     act(house.alice, first, action="send")

@@ -35,7 +35,7 @@ def test_an_untouched_form_changes_nothing() -> None:
         ("weight", "7", 7),
         ("concurrency", "", None),
         ("concurrency", "0", 0),
-        ("tokens_per_minute", "1 000,000", 1_000_000),
+        ("tokens_per_minute", "1 000 000", 1_000_000),
     ],
 )
 def test_a_number_is_read(field: str, text: str, value: int | None) -> None:

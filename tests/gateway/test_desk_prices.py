@@ -89,7 +89,9 @@ def test_a_price_is_seen_old_and_new_beside_what_a_day_would_have_cost_and_then_
     assert re.search(r"m interactive</th><td>output</td>.*1,200,000<.*12,000,000<", told)
 
 
-@pytest.mark.parametrize("text", ["٣٤", "-1", "1e3", "0x10", "1.5", "", "1000000000001", "9" * 30])
+@pytest.mark.parametrize(
+    "text", ["٣٤", "-1", "1e3", "0x10", "1.5", "1,5", "1,2,3", "1_000", "", "1000000000001", "9" * 30]
+)
 def test_what_is_no_price_is_said_at_its_box_and_nothing_is_drafted(house: Any, text: str) -> None:
     page = house.alice.post(PAGE, form_of(house.alice, interactive__output=text)).content.decode()
     assert "a whole number from 0 to 1,000,000,000,000" in page
@@ -117,6 +119,36 @@ def test_two_who_edit_the_same_price_meet_at_a_conflict_that_shows_both(house: A
     page = act(house.bob, drafted(house.bob, forms[1]), action="send", reason="two")
     assert re.search(r"<td>output</td><td>1,300,000</td><td>1,400,000</td>", page)
     assert price() == TokenPrices(prompt=400_000, cached=200_000, output=1_300_000)
+
+
+def test_two_who_set_a_price_to_the_same_make_one_version_of_it(house: Any) -> None:
+    forms = form_of(house.alice, interactive__output="1300000"), form_of(house.bob, interactive__output="1300000")
+    drafts = drafted(house.alice, forms[0]), drafted(house.bob, forms[1])
+    act(house.alice, drafts[0], action="send", reason="one")
+    before = PriceVersion.objects.count(), PolicyVersion.objects.count()
+    assert "In force: it stands already in version" in act(house.bob, drafts[1], action="send", reason="two")
+    assert (PriceVersion.objects.count(), PolicyVersion.objects.count()) == before
+
+
+def test_a_version_tells_only_the_prices_that_it_changed(house: Any) -> None:
+    both = form_of(house.bob, interactive__output="1300000", batch__prompt="160000")
+    forms = form_of(house.alice, interactive__output="1300000"), both
+    drafts = drafted(house.alice, forms[0]), drafted(house.bob, forms[1])
+    act(house.alice, drafts[0], action="send", reason="one")
+    act(house.bob, drafts[1], action="send", reason="two")
+    told = [(one["place"], one["before"], one["after"]) for one in PolicyVersion.objects.first().prices]
+    assert told == [("price m batch", 150_000, 160_000)]
+    assert price() == TokenPrices(prompt=400_000, cached=200_000, output=1_300_000)
+
+
+@pytest.mark.parametrize("number", ["999", "0", "", "many", "9" * 30])
+def test_a_form_of_no_price_version_is_refused_beside_the_one_in_force(house: Any, number: str) -> None:
+    form = form_of(house.alice, interactive__output="1300000") | {"price_version": number}
+    page = house.alice.post(PAGE, form).content.decode()
+    assert "This form is of no price version we know; here is the one in force." in page
+    assert f"Price version {selectors.current_price_version()}," in page
+    assert 'value="1,200,000"' in page
+    assert not PolicyProposal.objects.exists()
 
 
 def test_a_second_person_agrees_to_prices_where_one_is_asked_for(house: Any, settings: Any) -> None:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import User
-from django.db import connections
 from django.test import Client
 
 from billing.models import LedgerEntry
 from gateway.webhooks.models import Endpoint
-from tenants.models import ApiKey, Invitation
-from tests.gateway.management_world import House, open_houses
+from tenants.models import ApiKey, Invitation, Tenant
+from tests.gateway.at_once import at_once, sender
+from tests.gateway.management_world import House, of_owner_and_operator, open_houses
 
 CORRECTION = "/admin/billing/ledgerentry/add/"
 
@@ -23,20 +21,12 @@ CORRECTION = "/admin/billing/ledgerentry/add/"
 @pytest.fixture
 def aurora(transactional_db: None, settings: Any) -> House:
     settings.RUBATO_WEBHOOKS_MAY_BE_PRIVATE = True
-    house = open_houses(settings)["aurora"]
-    house.member.role = "owner"
-    house.member.save()
-    return house
+    return open_houses(settings)["aurora"]
 
 
 @pytest.fixture
 def browser(aurora: House) -> Client:
-    """Of somebody who owns Aurora and runs the platform."""
-    user = aurora.member.user
-    User.objects.filter(pk=user.pk).update(is_staff=True, is_superuser=True)
-    client = Client()
-    client.force_login(User.objects.get(pk=user.pk), backend="django.contrib.auth.backends.ModelBackend")
-    return client
+    return of_owner_and_operator(aurora)
 
 
 def hidden(browser: Client, page: str, name: str = "made_id") -> str:
@@ -95,25 +85,31 @@ def test_a_form_that_is_sent_three_times_at_once_makes_its_thing_once(
 ) -> None:
     page, form, count = made(aurora)
     form["made_id"] = hidden(browser, page)
-
-    statuses: list[int] = []
-
-    def send() -> None:
-        client = Client(raise_request_exception=False)
-        client.cookies = browser.cookies
-        try:
-            statuses.append(client.post(page, form).status_code)
-        finally:
-            connections.close_all()
-
-    senders = [threading.Thread(target=send) for _ in range(3)]
-    for sender in senders:
-        sender.start()
-    for sender in senders:
-        sender.join()
+    answers = at_once(lambda _: sender(browser).post(page, form))
     assert count() == 1
-    assert len(statuses) == 3
-    assert max(statuses) < 500
+    assert max(answer.status_code for answer in answers) < 500
+
+
+@pytest.mark.parametrize("made_id", [None, "", "garbled"])
+@pytest.mark.parametrize("made", EVERY)
+def test_a_form_that_comes_without_its_number_makes_nothing_and_says_so(
+    aurora: House, browser: Client, made: Any, made_id: str | None
+) -> None:
+    page, form, count = made(aurora)
+    answer = browser.post(page, form if made_id is None else {**form, "made_id": made_id})
+    assert "This form came without its own number" in answer.content.decode()
+    assert count() == 0
+
+
+def test_one_form_that_is_sent_for_two_tenants_books_once(aurora: House, browser: Client) -> None:
+    page, form, count = credit(aurora)
+    stranger = Tenant.objects.get(slug="stranger")
+    form["made_id"] = hidden(browser, page)
+    for_each = [form, {**form, "tenant": stranger.pk}, form]
+    at_once(lambda number: sender(browser).post(page, for_each[number]))
+    assert count() == 1
+    assert "This form was sent before" in browser.post(page, for_each[1]).content.decode()
+    assert count() == 1
 
 
 def test_a_form_that_has_booked_books_nothing_else_either(aurora: House, browser: Client) -> None:
@@ -144,7 +140,7 @@ def test_a_reload_of_a_rotated_key_s_page_leaves_its_new_secret(aurora: House, b
 
 def test_a_second_press_of_rotate_leaves_a_webhook_s_new_secret(aurora: House, browser: Client) -> None:
     page, form, _ = endpoint(aurora)
-    browser.post(page, form)
+    browser.post(page, {**form, "made_id": hidden(browser, page)})
     made = Endpoint.objects.get()
     seen = hidden(browser, page, "seen")
     browser.post(f"{page}/{made.id}/rotate", {"seen": seen})

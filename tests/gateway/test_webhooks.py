@@ -214,7 +214,7 @@ def test_the_page_is_for_who_manages_webhooks_and_the_trail_holds_no_secret(hous
     for role in Role:
         allowed, client = may(role, Capability.MANAGE_WEBHOOKS), house.person(role)
         assert client.get(house.at("webhooks")).status_code == (200 if allowed else 403)
-        form = {"url": URL, "events": ["batch.failed"]}
+        form = {"url": URL, "events": ["batch.failed"], "made_id": uuid.uuid4()}
         assert client.post(house.at("webhooks"), form).status_code == (302 if allowed else 403)
         assert (secret_of(house.endpoint.id, 1) in client.get(house.at("webhooks")).content.decode()) is allowed
     secrets = [secret_of(one.id, 1) for one in Endpoint.objects.all()]
@@ -263,6 +263,8 @@ def test_what_is_another_tenants_is_not_there(house: House) -> None:  # P47
         "https://a..example/",
         "https://aurora.example:99999/",
         "https://aurora.example/a b",
+        "https://aurora.example:0/",
+        "https://aurora.example:65536/",
         "nonsense",
     ],
 )

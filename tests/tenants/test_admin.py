@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from datetime import timedelta
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 from django.contrib import admin
 from django.contrib.auth.models import User
 from django.contrib.messages import get_messages
-from django.db import connection
+from django.core.exceptions import ValidationError
+from django.db import IntegrityError, connection
 from django.test import Client, RequestFactory
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
@@ -20,8 +22,8 @@ from billing import services as billing_services
 from billing.messages import Reservation, Settlement
 from billing.models import LedgerEntry, Price
 from billing.pricing import Terminal, TokenCounts, TokenPrices
-from tenants import api_keys
-from tenants.admin_forms import OneAtATime, Opened
+from tenants import api_keys, services
+from tenants.admin_forms import OVERTAKEN, OneAtATime, Opened, RefusedInWords
 from tenants.models import ApiKey, AuditEvent, PolicyVersion, QuotaPolicy, Tenant
 
 
@@ -107,6 +109,33 @@ def test_every_form_that_edits_rows_of_accounts_and_policy_knows_what_it_was_ope
         assert not one.list_editable
 
 
+@pytest.mark.parametrize(
+    ("refusal", "words"),
+    [
+        (ValidationError("not on a Sunday"), "not on a Sunday"),
+        (ValidationError({"reason": "a field that the form lacks"}), "a field that the form lacks"),
+        (IntegrityError("duplicate key"), OVERTAKEN),
+    ],
+    ids=["a sentence", "a field", "the database"],
+)
+def test_what_is_refused_while_a_form_is_saved_stands_on_the_form(
+    operator: Client, monkeypatch: pytest.MonkeyPatch, refusal: Exception, words: str
+) -> None:
+    def refuse(**_: Any) -> None:
+        raise refusal
+
+    monkeypatch.setattr(services, "create_tenant", refuse)
+    answer = operator.post(reverse("admin:tenants_tenant_add"), {"slug": "nova", "name": "Nova", "timezone": "UTC"})
+    assert answer.status_code == 200
+    assert answer.context_data["adminform"].form.non_field_errors() == [words]
+    assert 'value="nova"' in answer.content.decode()
+
+
+def test_every_form_of_the_admin_is_refused_in_words(operator: Client) -> None:
+    assert len(admin.site._registry) > 10
+    assert [one for one in admin.site._registry.values() if not isinstance(one, RefusedInWords)] == []
+
+
 def test_a_tenant_is_renamed_with_a_reason_and_on_record_with_it(operator: Client, aurora: Any) -> None:
     url, _ = place_of(aurora, "tenant")
     before = PolicyVersion.objects.count()
@@ -169,7 +198,7 @@ def test_a_tenant_is_switched_off_and_its_keys_are_told(operator: Client, aurora
 
 def test_a_new_key_is_shown_once_and_then_never_again(operator: Client, aurora: Any) -> None:
     url = reverse("admin:tenants_apikey_add")
-    response = operator.post(url, {"project": str(aurora.project.id), "name": "second"})
+    response = operator.post(url, {"project": str(aurora.project.id), "name": "second", "made_id": uuid.uuid4()})
     text = next(word for word in told(response).split() if word.startswith("sk_"))
     assert ApiKey.objects.get(public_id=api_keys.parse(text).public_id).created_by == "alice"
     page = operator.get(reverse("admin:tenants_apikey_changelist"))
@@ -238,7 +267,8 @@ def test_the_books_are_read_and_not_edited_even_where_a_tenant_is_unknown(operat
 
 def test_a_credit_is_given_to_a_tenant_and_an_adjustment_to_an_operation(operator: Client, aurora: Any) -> None:
     add = reverse("admin:billing_ledgerentry_add")
-    operator.post(add, {"tenant": aurora.tenant.pk, "amount_micros": 5, "reason": "goodwill"})
+    given = {"tenant": aurora.tenant.pk, "amount_micros": 5, "reason": "goodwill", "made_id": uuid.uuid4()}
+    operator.post(add, given)
     credit = LedgerEntry.objects.get()
     assert (credit.kind, credit.tenant_id, credit.amount_micros, credit.actor) == (
         "credit",
@@ -246,7 +276,8 @@ def test_a_credit_is_given_to_a_tenant_and_an_adjustment_to_an_operation(operato
         5,
         "alice",
     )
-    operator.post(add, {"operation_id": credit.operation_id, "amount_micros": 2, "reason": "repair"})
+    repair = {"operation_id": credit.operation_id, "amount_micros": 2, "reason": "repair", "made_id": uuid.uuid4()}
+    operator.post(add, repair)
     adjustment = LedgerEntry.objects.get(kind="adjust")
     assert (adjustment.operation_id, adjustment.amount_micros, adjustment.reason) == (credit.operation_id, 2, "repair")
 
@@ -266,7 +297,8 @@ def test_a_credit_is_given_to_a_tenant_and_an_adjustment_to_an_operation(operato
 def test_a_wrong_correction_is_refused_in_a_sentence(
     operator: Client, aurora: Any, form: dict[str, Any], sentence: str
 ) -> None:
-    filled = {**form, "reason": "x", **({"tenant": aurora.tenant.pk} if "tenant" in form else {})}
+    of_tenant = {"tenant": aurora.tenant.pk} if "tenant" in form else {}
+    filled = {**form, "reason": "x", "made_id": uuid.uuid4(), **of_tenant}
     answer = operator.post(reverse("admin:billing_ledgerentry_add"), filled)
     assert sentence in answer.content.decode()
     assert not LedgerEntry.objects.exists()
@@ -284,7 +316,7 @@ def test_an_adjustment_that_cannot_be_is_refused_at_its_field(
     operator: Client, aurora: Any, amount: int, sentence: str
 ) -> None:
     given = billing_services.credit(actor="tests", tenant_id=aurora.tenant.pk, amount_micros=5, reason="goodwill")
-    form = {"operation_id": given.operation_id, "amount_micros": amount, "reason": "x"}
+    form = {"operation_id": given.operation_id, "amount_micros": amount, "reason": "x", "made_id": uuid.uuid4()}
     answer = operator.post(reverse("admin:billing_ledgerentry_add"), form)
     assert sentence in " ".join(answer.context_data["adminform"].form.errors["amount_micros"])
     assert LedgerEntry.objects.count() == 1

@@ -12,8 +12,8 @@ from django.test.utils import CaptureQueriesContext
 
 from scheduler_engine.policy import PriorityClass, TenantClassPolicy, gpu_classes
 from tenants import services
-from tenants.checks import checked_by_the_database
-from tenants.models import QuotaPolicy, Tenant
+from tenants.checks import SENT_BEFORE, checked_by_the_database
+from tenants.models import Project, QuotaPolicy, Tenant
 from tenants.models.policy import NOT_LOWER
 
 pytestmark = pytest.mark.django_db
@@ -42,6 +42,18 @@ def test_a_cell_whose_numbers_do_not_fit_together_is_refused_in_words(
     with pytest.raises(ValidationError, match=words):
         services.write_rows(cells=[cell(tenant, **changes)])
     assert list(QuotaPolicy.objects.filter(tenant=tenant).values()) == list(before)
+
+
+def test_a_row_that_is_there_is_refused_as_the_model_s_own_check_would(tenant: Tenant) -> None:
+    for column in ({"slug": "aurora"}, {"id": tenant.id, "slug": "other"}):
+        with pytest.raises(ValidationError) as refusal, checked_by_the_database(Tenant, "default"):
+            Tenant.objects.create(name="another", **column)
+        words = "Tenant with this Slug already exists." if "id" not in column else SENT_BEFORE
+        assert refusal.value.messages == [words]
+    project = Project.objects.create(tenant=tenant, name="web", created_by="tests")
+    with pytest.raises(ValidationError) as refusal, checked_by_the_database(Project, "default"):
+        Project.objects.create(tenant=tenant, name=project.name, created_by="tests")
+    assert refusal.value.messages == ["Project with this Tenant and Name already exists."]
 
 
 def test_a_class_whose_numbers_do_not_fit_together_is_refused_in_words() -> None:

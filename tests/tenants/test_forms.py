@@ -27,15 +27,24 @@ MODULES = [
 
 @pytest.mark.parametrize(
     ("text", "number"),
-    [("0", 0), ("-7", -7), (" 1,200,000 ", 1_200_000), ("1 000", 1_000), ("1_000", 1_000), ("007", 7)],
+    [
+        *(("0", 0), ("-7", -7), ("007", 7), ("1200000", 1_200_000), (" 1,200,000 ", 1_200_000), ("-12,000", -12_000)),
+        *(("1 000", 1_000), ("12 200 000", 12_200_000), ("1\u202f000\u202f000", 1_000_000), ("1\u00a0000", 1_000)),
+    ],
 )
 def test_a_whole_number_is_read(text: str, number: int) -> None:
     assert whole_number(text) == number
     assert WholeNumber().clean(text) == number
 
 
-@pytest.mark.parametrize("text", ["٣٤", "3٤", "১২", "--5", "-", "+5", "1.5", "1e3", "0x10", "NaN", "9" * 5_000])
-def test_what_is_no_whole_number_in_ascii_is_refused(text: str) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("٣٤", "3٤", "১২", "--5", "-", "+5", "1.5", "1e3", "0x10", "NaN", "9" * 5_000),
+        *("1,5", "1,2,3", "1_000", "1\u00a02\u202f3", "1,20,000", "1,000 000", "1,000,", ",100", "1234,567", "1  000"),
+    ],
+)
+def test_what_is_no_whole_number_in_ascii_or_not_grouped_by_thousands_is_refused(text: str) -> None:
     assert whole_number(text) is None
     with pytest.raises(forms.ValidationError, match="Enter a whole number"):
         WholeNumber().clean(text)

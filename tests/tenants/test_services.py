@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.apps import apps
 from django.core.exceptions import ValidationError
 from django.db import DatabaseError, IntegrityError, connection, transaction
 from django.utils import timezone
@@ -21,8 +23,10 @@ from scheduler_engine.policy import (
     snapshot_from_dict,
 )
 from tenants import api_keys, selectors, services
+from tenants.forms import Name
 from tenants.models import ApiKey, PolicyVersion, QuotaPolicy
 from tenants.models import PriorityClass as ClassRow
+from tenants.models.words import Named
 
 INTERACTIVE, DEFAULT, BATCH = PriorityClass
 
@@ -34,6 +38,31 @@ def cell(account: Any, priority_class: PriorityClass = DEFAULT, **limits: Any) -
 def test_a_new_tenant_may_use_the_default_class_only(aurora: Any) -> None:
     allowed = dict(QuotaPolicy.objects.filter(tenant=aurora.tenant).values_list("priority_class", "allowed"))
     assert allowed == {"interactive": False, "default": True, "batch": False}
+
+
+@pytest.mark.parametrize("turn", ["\u061c", "\u200f", "\u202e", "\u2066"], ids=["alm", "rlm", "rlo", "lri"])
+def test_a_name_that_turns_round_what_stands_beside_it_is_refused(aurora: Any, turn: str) -> None:
+    name, own, project = f"night{turn}txt", aurora.tenant, aurora.project
+    deeds: list[Callable[[], Any]] = [
+        lambda: services.create_tenant(actor="tests", slug="nova", name=name),
+        lambda: services.update_tenant(actor="tests", tenant_id=own.id, name=name, timezone="UTC", is_active=True),
+        lambda: services.create_project(actor="tests", tenant=own, name=name),
+        lambda: services.update_project(actor="tests", project_id=project.id, name=name, default_class=BATCH),
+        lambda: services.issue_key(actor="tests", project=project, name=name, env="test"),
+    ]
+    for deed in deeds:
+        with pytest.raises(ValidationError, match="change the direction of writing") as refusal:
+            deed()
+        assert list(refusal.value.message_dict) == ["name"]
+    with pytest.raises(ValidationError, match="change the direction of writing"):
+        Name().clean(name)
+
+
+def test_every_row_with_a_name_is_refused_such_a_one() -> None:
+    own = [model for model in apps.get_models() if model.__module__.startswith(("tenants.", "billing.", "gateway."))]
+    with_name = [model for model in own if any(field.name == "name" for field in model._meta.fields)]
+    assert len(with_name) >= 3
+    assert [model.__name__ for model in with_name if not issubclass(model, Named)] == []
 
 
 def test_a_key_is_stored_as_a_digest_only(aurora: Any) -> None:

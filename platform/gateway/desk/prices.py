@@ -30,14 +30,18 @@ KINDS = [kind.value for kind in TokenKind]
 @permission_required(MAY_EDIT_PRICES, raise_exception=True)
 def prices(request: HttpRequest) -> HttpResponse:
     """Every price in force; a POST makes a draft of what differs from the list that the form was of."""
-    version = selectors.current_price_version()
+    version, is_known = selectors.current_price_version(), True
     if request.method == "POST":
         text = request.POST.get("price_version", "")
-        version = int(text) if text.isascii() and text.isdigit() and len(text) < 19 else 0
+        asked = int(text) if text.isascii() and text.isdigit() and len(text) < 19 else 0
+        is_known = bool(selectors.price_list(asked).prices)
+        version = asked if is_known else version
     start = selectors.price_list(version).prices
     places = sorted(start, key=lambda place: (place[0], RANKS[place[1]]))
     rows = [(place, [_box(place, kind, getattr(start[place], kind)) for kind in KINDS]) for place in places]
-    if request.method == "POST" and (answer := _drafted(request, start, rows)):
+    if not is_known:
+        messages.error(request, "This form is of no price version we know; here is the one in force.")
+    elif request.method == "POST" and (answer := _drafted(request, start, rows)):
         return answer
     context = {"rows": rows, "kinds": KINDS, "price_version": version}
     return render(request, "operator/policy/prices.html", context)

@@ -12,7 +12,7 @@ from django.conf import settings
 from django.contrib import messages
 from django.contrib.admin.views.decorators import staff_member_required
 from django.contrib.auth.decorators import permission_required
-from django.core.exceptions import PermissionDenied, ValidationError
+from django.core.exceptions import BadRequest, PermissionDenied, ValidationError
 from django.db.models import Q
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
@@ -233,6 +233,8 @@ def _act(request: HttpRequest, found: PolicyProposal) -> HttpResponse:
             proposals.withdraw(actor=actor, proposal_id=found.id)
             messages.success(request, "The edit is withdrawn.")
             return redirect("desk-history")
+        else:
+            raise BadRequest("An edit is sent, approved, released or withdrawn.")
     except ValidationError as refusal:
         messages.error(request, " ".join(refusal.messages))
     else:

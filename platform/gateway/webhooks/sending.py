@@ -46,11 +46,13 @@ def check_url(url: str, *, may_be_private: bool = False) -> tuple[str, str, int,
     """Scheme, host, port and path. Raises ForbiddenAddress."""
     try:
         parts = urlsplit(url)
-        port = parts.port or PORTS.get(parts.scheme, 0)
+        port = PORTS.get(parts.scheme, 0) if parts.port is None else parts.port
     except ValueError as error:
         raise ForbiddenAddress("this is no URL") from error
     if parts.scheme != "https" and not (may_be_private and parts.scheme == "http"):
         raise ForbiddenAddress("only https:// addresses are called")
+    if not port:
+        raise ForbiddenAddress("nothing listens on port 0")
     if not parts.hostname or parts.username or parts.password:
         raise ForbiddenAddress("the URL needs a host, and no name or password before it")
     if any(character.isspace() or not character.isprintable() for character in url):

@@ -88,7 +88,8 @@ def draw(*, actor: str, tenant: Tenant, priority_class: str, measure: str, amoun
         if mine.filter(priority_class=priority_class, measure=measure, amount=amount).exists():
             raise ValidationError({"amount": "this one is there already"})
         made.full_clean(exclude=["tenant"], validate_unique=False, validate_constraints=False)
-        made.save(force_insert=True)
+        with checked_by_the_database(Threshold, alias()):
+            made.save(force_insert=True)
     return made
 
 

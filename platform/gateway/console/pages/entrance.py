@@ -9,7 +9,7 @@ from django.contrib.auth.decorators import login_required
 from django.contrib.auth.password_validation import validate_password
 from django.contrib.auth.views import redirect_to_login
 from django.core.exceptions import ValidationError
-from django.db import transaction
+from django.db import DEFAULT_DB_ALIAS
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
@@ -18,6 +18,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_safe
 
 from tenants import members
+from tenants.checks import checked_by_the_database
 from tenants.models import Invitation, Membership
 
 BACKEND = "django.contrib.auth.backends.ModelBackend"
@@ -82,12 +83,17 @@ def invitation(request: HttpRequest, token: str) -> HttpResponse:
         return _join(request, offer, token) if request.method == "POST" else _offer(request, offer, None)
     form = NewPerson(request.POST if request.method == "POST" else None)
     if request.method == "POST" and form.is_valid():
-        with transaction.atomic():
-            user = get_user_model().objects.create_user(
-                username=form.cleaned_data["username"], email=offer.email, password=form.cleaned_data["password"]
-            )
-        login(request, user, backend=BACKEND)
-        return _join(request, offer, token)
+        given, people = form.cleaned_data, get_user_model()
+        try:
+            with checked_by_the_database(people, DEFAULT_DB_ALIAS):
+                user = people.objects.create_user(
+                    username=given["username"], email=offer.email, password=given["password"]
+                )
+        except ValidationError as refusal:
+            form.add_error("username", refusal.messages)
+        else:
+            login(request, user, backend=BACKEND)
+            return _join(request, offer, token)
     return _offer(request, offer, form)
 
 

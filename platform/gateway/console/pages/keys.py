@@ -20,7 +20,7 @@ from gateway.console.pages.membership import Member, page
 from gateway.console.pages.paging import shown
 from scheduler_engine.policy import PriorityClass
 from tenants import services
-from tenants.forms import Once, WholeNumber
+from tenants.forms import Name, Once, WholeNumber
 from tenants.models import CLASS_CHOICES, ROLE_CHOICES, ApiKey, Project
 from tenants.roles import CAPABILITIES, Capability, Role
 
@@ -35,7 +35,7 @@ class ByName(forms.ModelChoiceField):  # type: ignore[type-arg]
 
 
 class NewKey(Once):
-    name = forms.CharField(max_length=120, help_text="what will use it: shown in usage and on the trail")
+    name = Name(max_length=120, help_text="what will use it: shown in usage and on the trail")
     project = ByName(Project.objects.none(), empty_label=None)
     role = forms.ChoiceField(
         choices=[("", "inference")],
@@ -61,7 +61,7 @@ class NewKey(Once):
 
 
 class NewProject(forms.Form):
-    name = forms.CharField(max_length=120)
+    name = Name(max_length=120)
     default_class = forms.ChoiceField(
         choices=CLASS_CHOICES, initial="default", help_text="used when a call names no tier"
     )
