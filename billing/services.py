@@ -105,7 +105,8 @@ def adjust(
     if not reason:
         raise ValidationError({"reason": "An adjustment has a reason."})
     with transaction.atomic():
-        # One correction of an operation at a time: two that fit may not fit together.
+        # One correction of an operation at a time: two that fit may not fit together. A credit has no row to hold.
+        one_at_a_time(operation_id)
         UsageRequest.objects.select_for_update().filter(id=operation_id).first()
         entry_key = _entry_key("adjust", adjustment_id)
         booked = LedgerEntry.objects.filter(operation_id=operation_id, entry_key=entry_key).first()
@@ -149,10 +150,12 @@ def refuse_adjustment(*, operation_id: uuid.UUID, amount_micros: int) -> None:
         )
 
 
-def one_at_a_time(form_id: uuid.UUID) -> None:
-    """Until the end of the transaction nobody else books what a form of this id says, for whichever tenant."""
+def one_at_a_time(id_: uuid.UUID) -> None:
+    """Until the end of the transaction nobody else books what a form of this id says, for whichever tenant, or corrects
+    an operation of it.
+    """
     with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [form_id.int >> 65])
+        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [id_.int >> 65])
 
 
 def refuse_credit(*, amount_micros: int) -> None:

@@ -60,6 +60,16 @@ def adjustment(house: House, browser: Client) -> Raced:
     return Raced(send, made, check, "The operation is charged 0 micro-units")
 
 
+def adjustment_of_a_credit(house: House, browser: Client) -> Raced:
+    """Nothing but the ledger knows of it: there is no request whose row could be held."""
+    given = billing_services.credit(actor="tests", tenant_id=house.tenant.pk, amount_micros=1, reason="a gift")
+    billing_services.adjust(actor="tests", operation_id=given.operation_id, amount_micros=7, reason="a mistake")
+    add = "/admin/billing/ledgerentry/add/"
+    send = page(browser, add, operation_id=given.operation_id, amount_micros="-7", reason="taken back")
+    made = LedgerEntry.objects.filter(kind="adjust", amount_micros=-7).count
+    return Raced(send, made, (billing_services, "refuse_adjustment", 1), "The operation is charged 0 micro-units")
+
+
 def project(house: House, browser: Client) -> Raced:
     send = page(browser, "/console/aurora/projects", name="web", default_class="batch")
     check = (Project, "validate_constraints", 1)
@@ -162,7 +172,17 @@ def version_of_three_edits_that_say_the_same(house: House, browser: Client) -> R
 
 
 EVERY = [
-    *(adjustment, project, project_by_call, project_in_the_admin, project_renamed, tenant, user, group),
+    *(
+        adjustment,
+        adjustment_of_a_credit,
+        project,
+        project_by_call,
+        project_in_the_admin,
+        project_renamed,
+        tenant,
+        user,
+        group,
+    ),
     *(invitation, invitation_by_call, member, account, line_for_alerts),
     *(version, version_of_three_edits_that_say_the_same),
 ]
