@@ -15,7 +15,7 @@ from django.utils import timezone
 from billing import selectors
 from billing.lines import PriceKey
 from billing.models import LARGEST_CORRECTION_MICROS as _MOST
-from billing.models import LedgerAlert, LedgerEntry, Price, PriceVersion, UsageRequest
+from billing.models import LedgerAlert, LedgerEntry, Price, PriceVersion
 from billing.pricing import TokenKind, TokenPrices
 from tenants import services as tenant_services
 from tenants.audit import change_by
@@ -105,9 +105,7 @@ def adjust(
     if not reason:
         raise ValidationError({"reason": "An adjustment has a reason."})
     with transaction.atomic():
-        # One correction of an operation at a time: two that fit may not fit together. A credit has no row to hold.
-        one_at_a_time(operation_id)
-        UsageRequest.objects.select_for_update().filter(id=operation_id).first()
+        one_at_a_time(operation_id)  # two corrections that fit may not fit together
         entry_key = _entry_key("adjust", adjustment_id)
         booked = LedgerEntry.objects.filter(operation_id=operation_id, entry_key=entry_key).first()
         if booked is not None:

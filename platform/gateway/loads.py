@@ -1,7 +1,7 @@
 """Where /metrics and the live page find the workers' newest LoadSnapshots, what the settler found in the books, and how
 old is what this gateway decides by, whichever Bus this process has open.
 
-Knows one callable, set by the gateway's runtime when it opens its Bus; refuses to know which Bus that is.
+Knows callables, set by the gateway's runtime when it opens its Bus; refuses to know which Bus that is.
 """
 
 from __future__ import annotations

@@ -63,12 +63,17 @@ def test_a_page_with_something_typed_is_not_left_without_a_question(desk: Page) 
     assert asked == ["beforeunload"]
 
 
-@pytest.mark.parametrize("form", ["", "classes", "prices"])
-def test_every_form_that_edits_asks_before_what_was_typed_is_lost(desk: Page, form: str) -> None:
+def form_with(desk: Page, form: str, text: str) -> None:
+    """The first number of a form, with something in it that is not saved."""
     prices = {("m", "batch"): TokenPrices(prompt=1, cached=2, output=3)}
     billing_services.set_prices(actor="tests", prices=prices)
     desk.goto(f"/operator/policy/{form}")
-    desk.locator(".matrix input[type=text]").first.fill("77")
+    desk.locator(".matrix input[type=text]").first.fill(text)
+
+
+@pytest.mark.parametrize("form", ["", "classes", "prices"])
+def test_every_form_that_edits_asks_before_what_was_typed_is_lost(desk: Page, form: str) -> None:
+    form_with(desk, form, "77")
     with desk.expect_event("dialog") as asked:
         desk.on("dialog", lambda dialog: dialog.dismiss())
         desk.get_by_role("link", name="History").click()
@@ -191,10 +196,7 @@ def test_a_replay_that_cannot_be_asked_for_says_so(desk: Page, site: str) -> Non
 
 @pytest.mark.parametrize("form", ["", "classes", "prices"])
 def test_what_a_refusal_has_kept_is_not_lost_without_a_question(desk: Page, form: str) -> None:
-    prices = {("m", "batch"): TokenPrices(prompt=1, cached=2, output=3)}
-    billing_services.set_prices(actor="tests", prices=prices)
-    desk.goto(f"/operator/policy/{form}")
-    desk.locator(".matrix input[type=text]").first.fill("many")
+    form_with(desk, form, "many")
     desk.get_by_role("button", name="See what this does").click()
     expect(desk.get_by_text("Nothing was saved.")).to_be_visible()
     with desk.expect_event("dialog") as asked:
