@@ -153,6 +153,14 @@ async def test_a_socket_that_closes_cancels_what_still_runs(world: Any) -> None:
         ),
         ('{"type": "response.create", "model": "gpt-9", "input": "x"}', 404, "model_not_found", "model"),
         ('{"type": "response.cancel", "response_id": "resp_1"}', 404, "response_not_found", None),
+        *(
+            (f'{{"type": "{kind}", "response_id": "resp_1", "colour": 1}}', 400, "unknown_parameter", "colour")
+            for kind in ("response.cancel", "response.resume")
+        ),
+        ('{"type": "response.create", "colour": 1}', 400, "unknown_parameter", "colour"),
+        ('{"type": "ping", "colour": 1}', 400, "unknown_parameter", "colour"),
+        ('{"type": "ping", "event_id": 1}', 400, "invalid_type", "event_id"),
+        ('{"type": "ping", "stream_id": 1}', 400, "invalid_type", "stream_id"),
     ],
 )
 async def test_a_bad_frame_is_an_error_event_and_the_socket_stays_usable(
@@ -166,6 +174,14 @@ async def test_a_bad_frame_is_an_error_event_and_the_socket_stays_usable(
         assert world.usage_messages() == []
         await create(connection)
         assert (await read(connection))[-1]["type"] == "response.completed"
+
+
+async def test_a_ping_is_answered_in_its_lane(world: Any) -> None:
+    async with socket(world) as connection:
+        await connection.send('{"type": "ping"}')
+        assert await read_one(connection) == {"type": "pong"}
+        await connection.send('{"type": "ping", "event_id": "e", "stream_id": "lane"}')
+        assert await read_one(connection) == {"type": "pong", "stream_id": "lane"}
 
 
 async def test_a_prompt_over_the_context_is_blamed_on_input(world: Any) -> None:

@@ -12,6 +12,7 @@ import pytest
 import websockets
 
 from gateway.runtime import set_current
+from gateway.v1.responses_socket import ResponsesConsumer
 from gateway.v1.socket_limits import open_sockets
 from tenants import api_keys
 from tests.gateway.socket_client import MODEL, create, read, read_one, socket
@@ -35,6 +36,45 @@ async def test_a_socket_without_a_good_key_gets_an_error_event_and_is_closed_for
         assert closed.value.rcvd is not None
         assert closed.value.rcvd.code == 4401
     assert world.worker.submits == []
+
+
+@pytest.mark.parametrize("query", ["?colour=red", "?model=simulated", "?stream=true&stream=true", "?colour"])
+async def test_a_query_of_a_socket_is_refused_by_name_and_no_frame_behind_it_is_obeyed(world: Any, query: str) -> None:
+    async with socket(world, query=query) as connection:
+        await create(connection)
+        event = await read_one(connection)
+        assert (event["type"], event["status"], event["error"]["code"]) == ("error", 400, "unknown_parameter")
+        assert event["error"]["param"] == query[1:].partition("=")[0]
+        assert await closed_with(connection) == 4400
+    assert world.worker.submits == []
+
+
+async def test_a_frame_that_comes_while_the_socket_is_being_closed_is_not_obeyed(world: Any) -> None:
+    frames: list[dict[str, Any]] = [
+        {"type": "websocket.connect"},
+        {"type": "websocket.receive", "text": '{"type": "ping"}'},
+        {"type": "websocket.disconnect", "code": 1000},
+    ]
+    sent = []
+
+    async def receive() -> dict[str, Any]:
+        for _ in range(50):  # whatever is about to be sent leaves first
+            await asyncio.sleep(0)
+        return frames.pop(0)
+
+    async def keep(message: Any) -> None:
+        sent.append(message)
+
+    headers = [(b"authorization", f"Bearer {world.keys['aurora']}".encode())]
+    scope = {"type": "websocket", "path": "/v1/responses", "query_string": b"colour=red", "headers": headers}
+    await ResponsesConsumer.as_asgi()(scope, receive, keep)
+    assert [message["type"].removeprefix("websocket.") for message in sent] == ["accept", "send", "close"]
+
+
+async def test_a_bad_key_is_said_before_a_bad_query(world: Any) -> None:
+    async with socket(world, "nonsense", "?colour=red") as connection:
+        assert (await read_one(connection))["error"]["code"] == "invalid_api_key"
+        assert await closed_with(connection) == 4401
 
 
 async def test_a_revoked_key_ends_its_socket_at_the_next_response(world: Any) -> None:

@@ -55,6 +55,20 @@ class Answer:
             self.parts.append(part)
 
 
+def read_query(query_string: bytes, *known: str) -> dict[str, str]:
+    """Raises InvalidRequest for a name that is not known, or comes twice."""
+    query: dict[str, str] = {}
+    for name, value in parse_qsl(query_string.decode("latin-1"), keep_blank_values=True):
+        if name not in known:
+            raise invalid(Reason.UNKNOWN_PARAMETER, f"Unknown parameter: {name[:80]!r}.", name[:80])
+        if name in query:
+            raise invalid(Reason.INVALID_VALUE, f"{name!r} is given more than once.", name)
+        if "\0" in value:
+            raise invalid(Reason.INVALID_VALUE, f"{name!r} must not hold a NUL character.", name)
+        query[name] = value
+    return query
+
+
 class BodyBroken(Exception):
     """The body ended before it was whole: the client left, stopped sending, or sent chunks that are none."""
 
@@ -103,17 +117,8 @@ class Exchange:
         return [value.decode("latin-1") for key, value in self.headers if key.lower() == name]
 
     def query(self, *known: str) -> dict[str, str]:
-        """Raises InvalidRequest for a name that is not known, or comes twice."""
-        query: dict[str, str] = {}
-        for name, value in parse_qsl(self.scope["query_string"].decode("latin-1"), keep_blank_values=True):
-            if name not in known:
-                raise invalid(Reason.UNKNOWN_PARAMETER, f"Unknown parameter: {name[:80]!r}.", name[:80])
-            if name in query:
-                raise invalid(Reason.INVALID_VALUE, f"{name!r} is given more than once.", name)
-            if "\0" in value:
-                raise invalid(Reason.INVALID_VALUE, f"{name!r} must not hold a NUL character.", name)
-            query[name] = value
-        return query
+        """As ``read_query``."""
+        return read_query(self.scope["query_string"], *known)
 
     @property
     def is_return(self) -> bool:

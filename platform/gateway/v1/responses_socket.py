@@ -22,6 +22,7 @@ from gateway.errors import InvalidRequest, Reason, Refusal, invalid
 from gateway.v1 import responses, schemas
 from gateway.v1.answers import encode
 from gateway.v1.decoding import decode, refuse_unsupported
+from gateway.v1.http import read_query
 from gateway.v1.outgoing import Outgoing
 from gateway.v1.response_events import Event, error_frame
 from gateway.v1.responses import Reading, reading
@@ -31,7 +32,8 @@ from wire.bus import BusError
 
 log = logging.getLogger(__name__)
 
-BAD_KEY, SLOW_READER, TOO_MANY, OVERLOADED, GOING_AWAY, INTERNAL = 4401, 4408, 4429, 1013, 1012, 1011
+BAD_QUERY, BAD_KEY, SLOW_READER, TOO_MANY = 4400, 4401, 4408, 4429
+OVERLOADED, GOING_AWAY, INTERNAL = 1013, 1012, 1011
 MAX_LANES = 16
 MAX_QUEUED = 64  # responses that wait in one lane
 KEY_CHECK_S = 5.0  # a key that changes is looked at once more at once
@@ -51,22 +53,25 @@ class _Kind(msgspec.Struct, frozen=True):
     stream_id: Any = None
 
 
-_PONG = b'{"type":"pong"}'
+_PONG: Event = {"type": "pong"}
 _kind_decoder = msgspec.json.Decoder(_Kind)
 _create_decoder = msgspec.json.Decoder(schemas.ResponseCreate)
 _cancel_decoder = msgspec.json.Decoder(schemas.ResponseCancel)
 _resume_decoder = msgspec.json.Decoder(schemas.ResponseResume)
+_ping_decoder = msgspec.json.Decoder(schemas.Ping)
 
 
 class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channels brings no types
     """One socket. Always: jobs with the same ``stream_id`` run one after another, others side by side; when the socket
-    closes, whatever still runs is cancelled, except what was asked for in the background.
+    closes, whatever still runs is cancelled, except what was asked for in the background; once a close is decided no
+    frame is obeyed.
     """
 
     channel_layer_alias = "none: tokens never ride a layer"
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         self._dropped = False
+        self._is_closing = False
         self._call = asyncio.current_task()
         try:
             with ExitStack() as self._held:
@@ -85,7 +90,7 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channe
         await self.accept(PROTOCOL if PROTOCOL in offered else None)
         current = runtime.current()
         if current is None:
-            await self.close(OVERLOADED)
+            await self._close(OVERLOADED)
             return
         self._runtime = current
         self._spawn(self._send_frames())
@@ -95,6 +100,12 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channe
         if isinstance(caller, Refusal):
             await self._refuse(caller)
             await self._close(BAD_KEY)
+            return
+        try:
+            read_query(self.scope["query_string"])
+        except InvalidRequest as error:
+            await self._refuse(error.refusal)
+            await self._close(BAD_QUERY)
             return
         if not self._held.enter_context(open_sockets.held(caller.key_id or caller.project_id)):
             await self._refuse(_TOO_MANY_SOCKETS)
@@ -120,6 +131,8 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channe
     async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
         frame = text_data.encode() if text_data is not None else bytes_data or b""
         stream_id = None
+        if self._is_closing:
+            return
         if not self._frame_rate.take():
             await self._refuse(_TOO_MANY_FRAMES)
             await self._close(TOO_MANY)
@@ -142,7 +155,8 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channe
                 case "response.cancel":
                     await self._cancel(decode(_cancel_decoder, frame))
                 case "ping":
-                    await self._outgoing.put([_PONG])
+                    ping = decode(_ping_decoder, frame)
+                    await self._outgoing.put([_frame(_PONG, ping.stream_id)])
                 case _:
                     raise invalid(Reason.INVALID_VALUE, f"Unknown event type {kind.type[:100]!r}.", "type")
         except InvalidRequest as error:
@@ -276,12 +290,14 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channe
 
     async def _close(self, code: int) -> None:
         """After what has still to be sent, if it leaves in time."""
+        self._is_closing = True
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
                 await self._outgoing.until_empty()
         await self._send_close(code)
 
     async def _send_close(self, code: int) -> None:
+        self._is_closing = True
         with suppress(OSError, RuntimeError):  # the socket may be gone already
             await self.close(code)
 

@@ -197,3 +197,11 @@ class ResponseResume(Struct, frozen=True, forbid_unknown_fields=True):
     starting_after: Annotated[int, Meta(ge=-1, le=MAX_INTEGER)] = -1
     event_id: str | None = None
     stream_id: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
+
+
+class Ping(Struct, frozen=True, forbid_unknown_fields=True):
+    """Our own: answered by a pong in its lane."""
+
+    type: Literal["ping"]
+    event_id: str | None = None
+    stream_id: str | None = None
