@@ -19,6 +19,7 @@ from psycopg.rows import class_row
 from psycopg_pool import AsyncConnectionPool
 
 from gateway.errors import Reason, Refusal
+from gateway.postgresql import ANSWER_S, ASYNC_POOL_OPTIONS
 from scheduler_engine.policy import PriorityClass
 from tenants import api_keys
 from tenants.api_keys import Match
@@ -26,7 +27,6 @@ from tenants.api_keys import Match
 KEY_TTL_S = 25.0  # where no push arrives; sockets and streams look again five seconds later at the latest
 UNKNOWN_TTL_S = 1.0
 CACHE_SIZE = 10_000
-ANSWER_S = 5.0  # the longest wait for the database, with that for a connection
 _QUERY_NAMES = frozenset({"key", "api_key", "apikey", "api-key", "access_token", "token", "authorization"})
 _WRONG_KEY = "Incorrect API key provided."
 
@@ -214,14 +214,8 @@ class KeyTable:
     """
 
     def __init__(self, conninfo: str, max_connections: int = 4) -> None:
-        self._pool = AsyncConnectionPool(
-            conninfo,
-            min_size=0,
-            max_size=max_connections,
-            timeout=ANSWER_S,
-            open=False,
-            kwargs={"autocommit": True},
-            check=AsyncConnectionPool.check_connection,
+        self._pool: AsyncConnectionPool = AsyncConnectionPool(
+            conninfo, max_size=max_connections, kwargs={"autocommit": True}, **ASYNC_POOL_OPTIONS
         )
 
     async def open(self) -> None:

@@ -17,6 +17,7 @@ from tenants.isolation import alias
 
 WALLED_APPS = frozenset({"tenants", "billing", "gateway", "webhooks"})
 ALIASES = {"default": "DATABASE_URL", "tenant": "DATABASE_TENANT_URL", "owner": "DATABASE_OWNER_URL"}
+CONNECT_S = 5  # a server that takes a connection and says nothing; the URL may say another
 
 
 def database_settings(urls: dict[str, str]) -> dict[str, dict[str, Any]]:
@@ -37,18 +38,17 @@ def _one(alias: str, url: str) -> dict[str, Any]:
     parts = urlsplit(url)
     if parts.scheme not in ("postgres", "postgresql") or not parts.path.strip("/"):
         raise ImproperlyConfigured(f"{ALIASES[alias]} must look like postgresql://role:password@host:5432/database.")
-    options: dict[str, Any] = dict(parse_qsl(parts.query))
+    options: dict[str, Any] = {"connect_timeout": CONNECT_S} | dict(parse_qsl(parts.query))
     if alias != "owner":
-        options["pool"] = {"min_size": 0, "max_size": pool_size(), "timeout": 5}
+        options["pool"] = {"max_size": pool_size()}
     return {
-        "ENGINE": "django.db.backends.postgresql",
+        "ENGINE": "gateway.postgresql",
         "NAME": parts.path.strip("/"),
         "USER": unquote(parts.username or ""),
         "PASSWORD": unquote(parts.password or ""),
         "HOST": parts.hostname or "",
         "PORT": str(parts.port or ""),
         "CONN_MAX_AGE": 0,
-        "CONN_HEALTH_CHECKS": True,  # what the pool hands out answers: a server that restarted cut all it has
         "OPTIONS": options,
         "TEST": test,
     }

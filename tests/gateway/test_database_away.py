@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import psycopg
@@ -13,27 +16,32 @@ import pytest
 from django.db import InterfaceError, OperationalError, connections
 from django.db.backends.postgresql.base import DatabaseWrapper
 from django.test import Client
-from psycopg_pool import PoolTimeout
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg_pool import ConnectionPool, PoolTimeout
 
 from gateway.auth import KeyTable
 from gateway.database_threads import DatabaseThreads
+from gateway.databases import pool_size
+from gateway.postgresql import POOL_OPTIONS
 from tenants.models import Tenant
 from tenants.roles import Role
 from tests.gateway.management_world import ROOT, House, open_houses
 
 pytestmark = pytest.mark.django_db(transaction=True)
-NUM_IDLE = 3
+NUM_IDLE = pool_size()  # as many as a pool holds
 POOLED = ("default", "tenant")
 
 
 @pytest.fixture
 def house(settings: Any) -> House:
-    return open_houses(settings)["aurora"]
+    aurora = open_houses(settings)["aurora"]
+    connections.close_all()
+    return aurora
 
 
 @pytest.fixture
 def cut(database_urls: dict[str, str]) -> Callable[[], None]:
-    """Ends every connection that any role has, as a restart does. Pools hold several idle ones before."""
+    """Ends every connection that any role has, as a restart does. Pools are full of idle ones before."""
 
     def cut_all() -> None:
         met = threading.Barrier(NUM_IDLE)
@@ -121,3 +129,86 @@ def test_while_the_database_is_away_whoever_comes_is_told_to_come_again(
         assert answer.headers["x-request-id"].startswith("req_")
     else:
         assert b"Back in a moment" in answer.content
+
+
+class Relay:
+    """A way to the database that can be shut, refusing whoever comes, or lead nowhere, and be opened again."""
+
+    def __init__(self, port: int) -> None:
+        self.behind = port
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = int(free.getsockname()[1])
+        self._server: socket.socket | None = None
+        self._held: list[socket.socket] = []
+
+    def open(self, leads_nowhere: bool = False) -> None:
+        self._server = socket.create_server(("127.0.0.1", self.port))
+        threading.Thread(target=self._accept, args=(self._server, leads_nowhere), daemon=True).start()
+
+    def shut(self) -> None:
+        assert self._server is not None
+        for held in (self._server, *self._held):
+            with suppress(OSError):
+                held.shutdown(socket.SHUT_RDWR)
+            held.close()
+        self._held.clear()
+
+    def _accept(self, server: socket.socket, leads_nowhere: bool) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = server.accept()
+                self._held.append(near)
+                if leads_nowhere:
+                    continue
+                far = socket.create_connection(("127.0.0.1", self.behind))
+                self._held.append(far)
+                for pair in ((near, far), (far, near)):
+                    threading.Thread(target=_copy, args=pair, daemon=True).start()
+
+
+def _copy(source: socket.socket, sink: socket.socket) -> None:
+    with suppress(OSError):
+        while data := source.recv(65536):
+            sink.sendall(data)
+        sink.shutdown(socket.SHUT_WR)
+
+
+@pytest.mark.parametrize("leads_nowhere", [False, True], ids=["refused", "silent"])
+async def test_however_long_the_database_was_away_who_waits_and_who_comes_is_served_when_it_is_back(
+    database_urls: dict[str, str], leads_nowhere: bool
+) -> None:
+    parts = conninfo_to_dict(database_urls["default"])
+    relay = Relay(int(parts["port"] or 0))
+    conninfo = make_conninfo(**parts | {"port": relay.port, "connect_timeout": 2})
+    pool, table = ConnectionPool(conninfo, max_size=NUM_IDLE, **POOL_OPTIONS | {"timeout": 1.0}), KeyTable(conninfo)
+
+    def ask() -> None:
+        with pool.connection() as connection:
+            connection.execute("SELECT 1")
+
+    pool.open()
+    await table.open()
+    try:
+        relay.open()
+        await asyncio.gather(asyncio.to_thread(ask), table.find("none"))
+        relay.shut()
+        if leads_nowhere:
+            relay.open(leads_nowhere=True)
+        for _ in range(4):  # by now the pool's own next try would be three seconds off
+            with pytest.raises(PoolTimeout):
+                await asyncio.to_thread(ask)
+        waiting = asyncio.create_task(table.find("none"))
+        await asyncio.wait([waiting], timeout=1.5)
+        if leads_nowhere:
+            relay.shut()
+        relay.open()
+        began = time.monotonic()
+        assert await waiting is None
+        with suppress(PoolTimeout):
+            await asyncio.to_thread(ask)
+        await asyncio.to_thread(ask)
+        assert time.monotonic() - began < 2.5
+    finally:
+        relay.shut()
+        pool.close()
+        await table.close()
