@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from typing import assert_never
 from uuid import UUID
 
-from django.db import InterfaceError, OperationalError, connection
+from django.db import connection
 
 from billing import alerts, ledger
 from billing.messages import Counters, LedgerMessage, Release, Reservation, Settlement
 from billing.pricing import Terminal, TokenCounts
+from gateway.postgresql import AWAY
 from scheduler_engine.policy import PriorityClass
 from wire.bus import BadEntry, BusError, UsageEntry, UsageReader
 from wire.messages import EngineCounters, Released, Reserved, ToLedger, Usage
@@ -74,7 +75,7 @@ class Settler:
                 return
             try:
                 num_entries = self._turn()
-            except (BusError, OperationalError, InterfaceError) as error:
+            except (BusError, *AWAY) as error:
                 if not outage_s:
                     log.warning("the books wait: %s", _one_line(error))
                 outage_s, gather_s = min(LONGEST_PAUSE_S, 2 * outage_s or FIRST_PAUSE_S), 0.0

@@ -107,7 +107,7 @@ async def test_after_a_restart_of_the_database_threads_beside_the_loop_and_the_t
         await table.close()
 
 
-@pytest.mark.parametrize("error", [OperationalError, InterfaceError, PoolTimeout])
+@pytest.mark.parametrize("error", [OperationalError, InterfaceError])
 @pytest.mark.parametrize("path", [f"{ROOT}/projects", f"{ROOT}/usage/export", "/account/login/", "/console/"])
 def test_while_the_database_is_away_whoever_comes_is_told_to_come_again(
     house: House, monkeypatch: pytest.MonkeyPatch, error: type[Exception], path: str

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from django.conf import settings
-from django.db import InterfaceError, OperationalError
-from psycopg_pool import PoolTimeout
 
 from gateway.batches.storage import Storage
 from gateway.database_threads import DatabaseThreads
 from gateway.errors import Reason, invalid
+from gateway.postgresql import AWAY
 
 Result = TypeVar("Result")
 
@@ -44,5 +43,5 @@ class Archive:
         """Database work in a thread. Raises InvalidRequest (503) while the database does not answer."""
         try:
             return await self.threads.run(work)
-        except (OperationalError, InterfaceError, PoolTimeout) as error:
+        except AWAY as error:
             raise invalid(Reason.UNAVAILABLE, "Files and batches cannot be looked up now.") from error

@@ -8,12 +8,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
-from django.db import InterfaceError, OperationalError
-from psycopg_pool import PoolTimeout
-
 from gateway.batches import leases
 from gateway.batches.leases import Answer, Lease
 from gateway.database_threads import DatabaseThreads
+from gateway.postgresql import AWAY
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -27,7 +25,7 @@ async def patiently(threads: DatabaseThreads, work: Callable[[], Result]) -> Res
     while True:
         try:
             return await threads.run(work)
-        except (OperationalError, InterfaceError, PoolTimeout) as error:
+        except AWAY as error:
             if not is_away:
                 log.warning("the database does not answer: %s", " ".join(str(error).split()))
             is_away = True

@@ -17,13 +17,12 @@ import msgspec
 from channels.db import database_sync_to_async
 from django.conf import settings
 from django.contrib.auth import get_user
-from django.db import InterfaceError, OperationalError
 from django.http import HttpRequest, parse_cookie
-from psycopg_pool import PoolTimeout
 from redis.asyncio import Redis
 
 from gateway.auth import Caller
 from gateway.errors import Reason, Refusal
+from gateway.postgresql import AWAY
 from scheduler_engine.policy import PriorityClass
 from tenants.models import Membership
 from tenants.roles import Capability, Role, may
@@ -98,7 +97,7 @@ class Visit:
     async def _ask(self) -> Caller | Refusal:
         try:
             is_welcome = await database_sync_to_async(_is_welcome)(self.ticket, self._session_key)
-        except (OperationalError, InterfaceError, PoolTimeout):
+        except AWAY:
             return _UNKNOWN
         return caller_of(self.ticket) if is_welcome else _NOT_WELCOME
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from django.conf import settings
 from django.core.management.base import CommandError
-from django.db import InterfaceError, OperationalError
 
+from gateway.postgresql import AWAY
 from wire.bus import BusError
 
 NO_SERVICES = 2  # exit status, apart from 1 = the command ran and found something wrong
@@ -28,7 +28,7 @@ def answering_services() -> Iterator[None]:
         yield
     except BusError as error:
         raise CommandError(f"Redis does not answer ({_one_line(error)}): {_HELP}.", returncode=NO_SERVICES) from error
-    except (OperationalError, InterfaceError) as error:
+    except AWAY as error:
         message = f"The database does not answer ({_one_line(error)}): {_HELP}."
         raise CommandError(message, returncode=NO_SERVICES) from error
 

@@ -7,17 +7,16 @@ from typing import Any
 
 from django.core.exceptions import ObjectDoesNotExist
 from django.core.exceptions import ValidationError as ModelError
-from django.db import InterfaceError, OperationalError
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.template import loader
 from django.views import defaults
 from django.views.decorators.csrf import csrf_exempt
-from psycopg_pool import PoolTimeout
 from rest_framework import exceptions
 from rest_framework.response import Response
 from rest_framework.views import exception_handler
 
 from gateway.errors import Reason, Refusal
+from gateway.postgresql import AWAY
 
 _TYPES = {
     401: ("authentication_error", "invalid_api_key"),
@@ -33,7 +32,6 @@ _WORDS = {  # what DRF calls a wrong field -> how its message begins, and its co
     "required": ("Missing required parameter: {!r}.", "missing_required_parameter"),
     "unknown": ("Unknown parameter: {!r}.", "unknown_parameter"),
 }
-_DATABASE_AWAY = (OperationalError, InterfaceError, PoolTimeout)
 _NOT_FOUND = "There is no such object."
 
 
@@ -99,7 +97,7 @@ def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
 
 def internal(request: HttpRequest) -> HttpResponse:
     """Django's handler500, called while the error is handled: a database that does not answer is a 503."""
-    if isinstance(sys.exc_info()[1], _DATABASE_AWAY):
+    if isinstance(sys.exc_info()[1], AWAY):
         return _away(request)
     if _is_api(request):
         return JsonResponse(error_body(500, "Something went wrong on our side."), status=500)

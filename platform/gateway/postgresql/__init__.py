@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.db.utils import InterfaceError, OperationalError
 from psycopg import AsyncConnection, Connection
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
 ANSWER_S = 5.0  # the longest wait for a connection
+AWAY = (OperationalError, InterfaceError)  # what Django raises while the server does not answer
 
 
 def check(connection: Connection) -> None:

@@ -11,11 +11,9 @@ from datetime import datetime, timedelta
 from typing import Protocol, TypeVar
 from uuid import UUID
 
-from django.db import InterfaceError, OperationalError
-from psycopg_pool import PoolTimeout
-
 from gateway.database_threads import DatabaseThreads
 from gateway.ownership import Card, decode_card, encode_card
+from gateway.postgresql import AWAY
 from gateway.stored.models import StoredResponse
 from tenants.isolation import ALIAS, tenant
 from wire import codec
@@ -86,7 +84,7 @@ class DatabaseShelf:
     async def _run(self, work: Callable[[], Result]) -> Result:
         try:
             return await self._threads.run(work)
-        except (OperationalError, InterfaceError, PoolTimeout) as error:
+        except AWAY as error:
             raise ShelfDown("stored responses cannot be reached") from error
 
 
