@@ -94,6 +94,7 @@ def _is_a_trace(key: bytes) -> bool:
         ({"stop": [1]}, "invalid_type", "stop[0]"),
         ({"logit_bias": {"x": 1}}, "invalid_value", "logit_bias"),
         ({"logit_bias": {"999999": 1}}, "invalid_value", "logit_bias"),
+        ({"logit_bias": {"5": 1, "05": 2}}, "invalid_value", "logit_bias"),
         ({"logit_bias": {"5": 101}}, "invalid_value", "logit_bias[...]"),
         ({"n": 0}, "invalid_value", "n"),
         ({"n": 17}, "invalid_value", "n"),

@@ -190,7 +190,7 @@ def _sampling(request: SamplingFields, vocabulary_size: int | None) -> SamplingP
 def _logit_bias(bias: dict[str, float], vocabulary_size: int | None) -> tuple[tuple[int, float], ...]:
     pairs = []
     for key, value in bias.items():
-        if not (key.isascii() and key.isdigit() and len(key) <= 9):
+        if not (key.isascii() and key.isdigit() and len(key) <= 9 and str(int(key)) == key):
             raise invalid(Reason.INVALID_VALUE, "Keys of logit_bias are token ids written as strings.", "logit_bias")
         if vocabulary_size is not None and int(key) >= vocabulary_size:
             raise invalid(Reason.INVALID_VALUE, f"Token id {key} is outside the vocabulary.", "logit_bias")
