@@ -175,7 +175,10 @@ class LedgerAlertAdmin(ReadOnly):
     list_filter = ["reason", ("closed_at", admin.EmptyFieldListFilter)]
     actions = ["close"]
 
-    @admin.action(description="Close the selected alerts: looked into")
+    def has_close_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm("billing.change_ledgeralert")
+
+    @admin.action(description="Close the selected alerts: looked into", permissions=["close"])
     def close(self, request: HttpRequest, found: QuerySet[LedgerAlert]) -> None:
         closed = sum(services.close_alert(actor=actor_of(request), alert_id=alert.pk) for alert in found)
         self.message_user(request, f"{closed} alerts closed.", messages.SUCCESS)

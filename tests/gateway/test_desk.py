@@ -157,7 +157,7 @@ def test_a_moment_that_is_past_is_refused_and_the_minute_under_way_is_not(
     assert "From: 2020-01-01 00:00 UTC is past. Name a moment to come, or none for now." in page
     assert (weight(), PolicyProposal.objects.get(id=proposal.id).state) == (1, "draft")
     clock = SimpleNamespace(now=lambda: datetime(2099, 5, 1, 8, 0, 59, tzinfo=UTC))
-    monkeypatch.setattr("gateway.desk.views.timezone", clock)
+    monkeypatch.setattr("gateway.desk.edits.timezone", clock)
     act(house.alice, proposal, action="send", effective_from="2099-05-01T07:59")
     assert PolicyProposal.objects.get(id=proposal.id).state == "draft"
     act(house.alice, proposal, action="send", effective_from="2099-05-01T08:00")

@@ -20,6 +20,7 @@ from django.views.decorators.http import require_POST, require_safe
 from gateway.console import board_csv
 from gateway.console.consumers import LiveConsumer
 from gateway.console.switchboard import switchboard
+from gateway.desk.rights import MAY_EDIT_POLICY
 from gateway.loads import loads
 from scheduler_engine.policy import PriorityClass
 from tenants.models import Tenant
@@ -28,7 +29,6 @@ from wire.messages import Explained, LoadSnapshot
 
 log = logging.getLogger(__name__)
 
-MAY_DRAIN = "tenants.change_quotapolicy"  # the desk's permission: who may change what everybody gets
 MOST_NAMES = 1_000
 
 
@@ -40,7 +40,7 @@ def live(request: HttpRequest) -> HttpResponse:
         "classes": [each.label for each in PriorityClass],
         "tenants": _names(),
         "tables": list(board_csv.TABLES),
-        "may_drain": request.user.has_perm(MAY_DRAIN),
+        "may_drain": request.user.has_perm(MAY_EDIT_POLICY),
     }
     return render(request, "operator/live.html", context)
 
@@ -104,7 +104,7 @@ def _plain(answer: Explained) -> dict[str, Any]:
 async def drain(request: HttpRequest) -> HttpResponse:
     """Tell a worker to finish what it has and end. On record with its actor before it is said."""
     user = await request.auser()
-    if isinstance(user, AnonymousUser) or not await user.ahas_perm(MAY_DRAIN):
+    if isinstance(user, AnonymousUser) or not await user.ahas_perm(MAY_EDIT_POLICY):
         return HttpResponse("You may look at workers, not drain them.", status=403, content_type="text/plain")
     try:
         worker = await _worker(request.POST.get("worker", ""))

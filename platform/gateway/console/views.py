@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from asgiref.sync import sync_to_async
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_safe
@@ -13,7 +14,8 @@ from wire.bus import BusError
 @require_safe
 async def front(request: HttpRequest) -> HttpResponse:
     """A first call that can be copied: the reader's own base URL, and the model that is being served just now."""
-    return render(request, "front.html", {"base_url": request.build_absolute_uri("/v1"), "model": await served_model()})
+    context = {"base_url": request.build_absolute_uri("/v1"), "model": await served_model()}
+    return await sync_to_async(render)(request, "front.html", context)  # the menu reads who is signed in
 
 
 async def served_model() -> str:

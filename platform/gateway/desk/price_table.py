@@ -13,7 +13,6 @@ from billing.price_preview import DayOfUse, day_of_use
 from billing.price_sanity import oddities
 from tenants.policy_changes import Change
 
-MAY_EDIT_PRICES = "billing.change_price"
 MOST_DIGITS = 17  # that a float has
 
 

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from django.contrib import messages
-from django.contrib.auth.decorators import permission_required
 from django.core.exceptions import ValidationError
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
@@ -18,16 +17,14 @@ from billing.lines import PriceKey
 from billing.models import LARGEST_PRICE_MICROS
 from billing.pricing import TokenKind, TokenPrices
 from gateway.desk.forms import RANKS, Box, number
-from gateway.desk.price_table import MAY_EDIT_PRICES
-from gateway.desk.views import operator
+from gateway.desk.rights import MAY_EDIT_PRICES, operator
 from tenants import proposals
 from tenants import selectors as policies
 
 KINDS = [kind.value for kind in TokenKind]
 
 
-@operator
-@permission_required(MAY_EDIT_PRICES, raise_exception=True)
+@operator(MAY_EDIT_PRICES)
 def prices(request: HttpRequest) -> HttpResponse:
     """Every price in force; a POST makes a draft of what differs from the list that the form was of."""
     version, is_known = selectors.current_price_version(), True

@@ -1,53 +1,30 @@
-"""The desk's pages, for staff who may change quotas. They translate; forms.py reads, proposals.py writes."""
+"""The desk's tables: quotas, classes, the history and its versions. forms.py reads them, proposals.py writes them."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Any
+from collections.abc import Mapping
 
-from django.conf import settings
 from django.contrib import messages
-from django.contrib.admin.views.decorators import staff_member_required
-from django.contrib.auth.decorators import permission_required
-from django.core.exceptions import BadRequest, PermissionDenied, ValidationError
+from django.core.exceptions import PermissionDenied, ValidationError
 from django.db.models import Q
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
-from django.utils import timezone
-from django.utils.dateparse import parse_datetime
-from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST
 
 from gateway.desk import forms
-from gateway.desk.door_preview import Refused, in_force, refused, without_effect
-from gateway.desk.last_hour import calls_before
-from gateway.desk.preview import Previews
-from gateway.desk.price_table import MAY_EDIT_PRICES, price_preview, told
-from gateway.desk.replaying import FEW_MINUTES, HOUR
-from tenants import audit, proposals, selectors, services
+from gateway.desk.named import named, names_of_tenants, policy_in_force
+from gateway.desk.price_table import told
+from gateway.desk.rights import MAY_EDIT_POLICY, MAY_EDIT_PRICES, operator, reason_of
+from tenants import proposals, selectors, services
 from tenants.models import PolicyProposal, PolicyVersion, PriorityClass, QuotaPolicy, Tenant
-from tenants.policy_changes import Change, Document, carried_over, diff, in_words, places
+from tenants.policy_changes import Change, diff
 
 TENANTS_A_PAGE = 20
 VERSIONS_A_PAGE = 50
-_OPEN = (PolicyProposal.State.DRAFT, PolicyProposal.State.WAITING)
 
 
-def operator(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
-    """Staff who may change quotas; every change is on record with a request id."""
-
-    def inside(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
-        with audit.request(f"req_{uuid.uuid4().hex}", _reason(request)):
-            return view(request, *args, **kwargs)
-
-    allowed = permission_required("tenants.change_quotapolicy", raise_exception=True)(inside)
-    return never_cache(staff_member_required(allowed))
-
-
-@operator
+@operator(MAY_EDIT_POLICY)
 def matrix(request: HttpRequest) -> HttpResponse:
     """The quota matrix of the tenants that are searched for; a POST makes a draft."""
     found = Tenant.objects.order_by("name", "id")
@@ -58,7 +35,7 @@ def matrix(request: HttpRequest) -> HttpResponse:
     shown = list(found[number * TENANTS_A_PAGE : (number + 1) * TENANTS_A_PAGE + 1])
     tenants = shown[:TENANTS_A_PAGE]
     names = {str(tenant.id): tenant.name for tenant in tenants}
-    current = _in_force()
+    current = policy_in_force()
     paused = QuotaPolicy.objects.filter(tenant__in=tenants, is_paused=True)
     table = forms.cells(current.policy, names, names, {(str(row.tenant_id), row.priority_class) for row in paused})
     if request.method == "POST" and (answer := _drafted(request, [box for cell in table for box in cell.boxes])):
@@ -75,10 +52,10 @@ def matrix(request: HttpRequest) -> HttpResponse:
     return render(request, "operator/policy/matrix.html", context)
 
 
-@operator
+@operator(MAY_EDIT_POLICY)
 def classes(request: HttpRequest) -> HttpResponse:
     """The parameters of the three classes; a POST makes a draft."""
-    current = _in_force()
+    current = policy_in_force()
     rows = forms.class_rows(current.policy)
     if request.method == "POST" and (answer := _drafted(request, [box for _, boxes in rows for box in boxes])):
         return answer
@@ -91,59 +68,7 @@ def classes(request: HttpRequest) -> HttpResponse:
     return render(request, "operator/policy/classes.html", context)
 
 
-@operator
-def proposal(request: HttpRequest, proposal_id: uuid.UUID) -> HttpResponse:
-    """One edit: what it changes, what it collides with, what it would have done, and what can be done with it."""
-    found = get_object_or_404(PolicyProposal, id=proposal_id)
-    if request.method == "POST":
-        return _act(request, found)
-    edit, refusals = proposals.what_it_does(found)
-    prices = proposals.of_prices(found)
-    is_open = found.state in _OPEN
-    policy = carried_over(edit, _in_force().policy)
-    names = {str(tenant_id): name for tenant_id, name in Tenant.objects.values_list("id", "name")}
-    context = {
-        "proposal": found,
-        "changes": [_named(change, names) for change in edit],
-        "conflicts": [Named(in_words(one.place, names), one) for one in refusals],
-        "price_changes": told(prices),
-        "prices": price_preview(prices) if is_open else None,
-        "door": _door(policy, edit, names) if is_open else None,
-        "idle_overflows": [in_words(place, names) for place in without_effect(places(policy), edit)] if is_open else [],
-        "preview": Previews().find(str(found.id)),
-        "is_open": is_open,
-        "names": names,
-        "is_mine": found.created_by == request.user.get_username(),
-        "lacks_approval": proposals.lacks_approval(found),
-        "is_approval_asked": settings.RUBATO_POLICY_NEEDS_APPROVAL,
-    }
-    return render(request, "operator/policy/proposal.html", context)
-
-
-@operator
-def preview(request: HttpRequest, proposal_id: uuid.UUID) -> HttpResponse:
-    """GET: how far the replay is (a fragment that asks again while it runs). POST: start it, of an edit that may still
-    come into force, made to the policy as it is now; or stop it.
-
-    Without HX-Request, as after a log-in, the whole page.
-    """
-    found = get_object_or_404(PolicyProposal.objects.defer("document"), id=proposal_id)
-    previews, is_open = Previews(), found.state in _OPEN
-    if request.method == "POST":
-        action = request.POST.get("action")
-        if action == "stop":
-            previews.stop(str(found.id))
-        elif is_open:
-            policy = carried_over(proposals.what_it_does(found)[0], _in_force().policy)
-            previews.start(str(found.id), policy, FEW_MINUTES if action == "few" else HOUR)
-    if "HX-Request" not in request.headers:
-        return redirect("desk-proposal", proposal_id=found.id)
-    names = {str(tenant_id): name for tenant_id, name in Tenant.objects.values_list("id", "name")}
-    context = {"proposal": found, "preview": previews.find(str(found.id)), "is_open": is_open, "names": names}
-    return render(request, "operator/policy/preview.html", context)
-
-
-@operator
+@operator(MAY_EDIT_POLICY, MAY_EDIT_PRICES)
 def history(request: HttpRequest) -> HttpResponse:
     """Versions and waiting edits, newest first; with ``?all=`` also versions that only brought a new tenant.
     ``?before=`` a version goes on where a page ended.
@@ -166,29 +91,33 @@ def history(request: HttpRequest) -> HttpResponse:
     return render(request, "operator/policy/history.html", context)
 
 
-@operator
+@operator(MAY_EDIT_POLICY, MAY_EDIT_PRICES)
 def version(request: HttpRequest, number: int) -> HttpResponse:
-    """What one version changed against the one before, and what going back to it would change. POST drafts that."""
+    """What one version changed against the one before, and what going back to it would change. POST drafts that, for
+    those who may change quotas.
+    """
     then = selectors.policy_at(number)
     if then is None:
         raise Http404("There is no such version.")
-    current = _in_force()
+    current = policy_in_force()
     if request.method == "POST":
+        if not request.user.has_perm(MAY_EDIT_POLICY):
+            raise PermissionDenied
         return _back(request, number)
-    names = {str(tenant_id): name for tenant_id, name in Tenant.objects.values_list("id", "name")}
+    names = names_of_tenants()
     before = selectors.policy_at(number - 1)
     row = get_object_or_404(PolicyVersion.objects.defer("document"), version=number)
     context = {
         "version": row,
         "price_changes": told([Change(**one) for one in row.prices]),
-        "changes": [_named(one, names) for one in diff(before.policy, then.policy)] if before else [],
-        "back": [_named(one, names) for one in proposals.back_to(then.policy, current.policy)],
+        "changes": [named(one, names) for one in diff(before.policy, then.policy)] if before else [],
+        "back": [named(one, names) for one in proposals.back_to(then.policy, current.policy)],
         "current": current.version,
     }
     return render(request, "operator/policy/version.html", context)
 
 
-@operator
+@operator(MAY_EDIT_POLICY)
 @require_POST
 def pause(request: HttpRequest, tenant_id: uuid.UUID, label: str) -> HttpResponse:
     """Emergency: the cell lets nobody in any more, within a second, without approval; or, where it was paused, does so
@@ -199,7 +128,7 @@ def pause(request: HttpRequest, tenant_id: uuid.UUID, label: str) -> HttpRespons
     is_paused, actor = request.POST.get("action") != "resume", request.user.get_username()
     try:
         services.switch_class(
-            actor=actor, tenant_id=tenant_id, label=label, is_paused=is_paused, reason=_reason(request)
+            actor=actor, tenant_id=tenant_id, label=label, is_paused=is_paused, reason=reason_of(request)
         )
     except ValidationError as refusal:
         is_done, said = False, " ".join(refusal.messages)
@@ -211,46 +140,6 @@ def pause(request: HttpRequest, tenant_id: uuid.UUID, label: str) -> HttpRespons
     row.refresh_from_db()
     button = {"tenant_id": tenant_id, "tenant": row.tenant.name, "label": label, "is_paused": row.is_paused}
     return render(request, "operator/policy/paused.html", {**button, "is_done": is_done, "said": said})
-
-
-def _act(request: HttpRequest, found: PolicyProposal) -> HttpResponse:
-    actor, action = request.user.get_username(), request.POST.get("action")
-    if found.prices and not request.user.has_perm(MAY_EDIT_PRICES):
-        raise PermissionDenied
-    try:
-        if action == "send":
-            found = proposals.send_off(
-                actor=actor,
-                proposal_id=found.id,
-                reason=_reason(request),
-                effective_from=_moment(request),
-            )
-        elif action == "approve":
-            found = proposals.approve(actor=actor, proposal_id=found.id)
-        elif action == "release":
-            found = proposals.release(actor=actor, proposal_id=found.id)
-        elif action == "withdraw":
-            proposals.withdraw(actor=actor, proposal_id=found.id)
-            messages.success(request, "The edit is withdrawn.")
-            return redirect("desk-history")
-        else:
-            raise BadRequest("An edit is sent, approved, released or withdrawn.")
-    except ValidationError as refusal:
-        messages.error(request, " ".join(refusal.messages))
-    else:
-        _tell(request, found)
-    return redirect("desk-proposal", proposal_id=found.id)
-
-
-def _tell(request: HttpRequest, found: PolicyProposal) -> None:
-    match found.state:
-        case PolicyProposal.State.APPLIED:
-            messages.success(request, f"In force: {found.outcome}.")
-        case PolicyProposal.State.CONFLICT:
-            messages.error(request, f"Not in force: {found.outcome}. Make the edit again on the policy as it is now.")
-        case _:
-            what = "somebody else's approval" if proposals.lacks_approval(found) else "its moment"
-            messages.success(request, f"The edit waits for {what}.")
 
 
 def _back(request: HttpRequest, number: int) -> HttpResponse:
@@ -291,38 +180,6 @@ def _drafted(request: HttpRequest, boxes: list[forms.Box]) -> HttpResponse | Non
     return redirect("desk-proposal", proposal_id=drafted.id)
 
 
-def _door(policy: Document, edit: list[Change], names: Mapping[str, str]) -> list[Named] | None:
-    """For the cells that the edit touches, as this policy has them, over the calls of the last hour. None where it
-    touches no cell.
-    """
-    touched = {change.place for change in edit if not change.place.startswith("class ")}
-    rows = places(policy)
-    limits = {place: in_force(place, rows) for place in rows if place in touched}
-    if not limits:
-        return None
-    return [_named_refusal(one, names) for one in refused(calls_before(timezone.now()), limits)]
-
-
-@dataclass(frozen=True, slots=True)
-class Named:
-    """A change or a refusal with the tenant's name in place of its id."""
-
-    place: str
-    what: Any
-
-
-def _named(change: Change, names: Mapping[str, str]) -> Named:
-    return Named(in_words(change.place, names), change)
-
-
-def _named_refusal(one: Refused, names: Mapping[str, str]) -> Named:
-    return Named(in_words(one.place, names), one)
-
-
-def _in_force() -> selectors.StoredPolicy:
-    return selectors.current_policy() or selectors.StoredPolicy(0, selectors.live_policy(0))
-
-
 def _based_on(request: HttpRequest, otherwise: int) -> int:
     return _number(request.POST.get("version", ""), otherwise)
 
@@ -334,31 +191,6 @@ def _number(text: str, otherwise: int = 0) -> int:
 def _page_number(request: HttpRequest) -> int:
     text = request.GET.get("page", "0")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 6 else 0
-
-
-def _reason(request: HttpRequest) -> str:
-    """As much of it as is kept; no text of the database holds a NUL."""
-    return request.POST.get("reason", "")[: audit.LONGEST_REASON].replace("\0", "")
-
-
-def _moment(request: HttpRequest) -> datetime | None:
-    """UTC where the form names no zone; None for at once. The minute under way is not past: the form knows no seconds.
-
-    Raises ValidationError.
-    """
-    text = request.POST.get("effective_from", "").strip()
-    if not text:
-        return None
-    try:
-        moment = parse_datetime(text)
-        moment = moment and (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
-    except (ValueError, OverflowError):
-        moment = None
-    if moment is None:
-        raise ValidationError("From: write the moment as 2026-12-01T08:00")
-    if moment < timezone.now().replace(second=0, microsecond=0):
-        raise ValidationError(f"From: {moment:%Y-%m-%d %H:%M} UTC is past. Name a moment to come, or none for now.")
-    return moment
 
 
 def _help(name: str) -> str:

@@ -1,0 +1,156 @@
+"""The page of one edit: what it changes and collides with, what it would have done, and what can be done with it."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from django.conf import settings
+from django.contrib import messages
+from django.core.exceptions import BadRequest, PermissionDenied, ValidationError
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.utils import timezone
+from django.utils.dateparse import parse_datetime
+
+from gateway.desk.door_preview import in_force, refused, without_effect
+from gateway.desk.last_hour import calls_before
+from gateway.desk.named import Named, named, names_of_tenants, policy_in_force
+from gateway.desk.preview import Previews
+from gateway.desk.price_table import price_preview, told
+from gateway.desk.replaying import FEW_MINUTES, HOUR
+from gateway.desk.rights import MAY_EDIT_POLICY, MAY_EDIT_PRICES, needed_for, operator, reason_of
+from tenants import proposals
+from tenants.models import PolicyProposal
+from tenants.policy_changes import Change, Document, carried_over, in_words, places
+
+_OPEN = (PolicyProposal.State.DRAFT, PolicyProposal.State.WAITING)
+
+
+@operator(MAY_EDIT_POLICY, MAY_EDIT_PRICES)
+def proposal(request: HttpRequest, proposal_id: uuid.UUID) -> HttpResponse:
+    """One edit: what it changes, what it collides with, what it would have done, and what can be done with it."""
+    found = get_object_or_404(PolicyProposal, id=proposal_id)
+    edit, refusals = proposals.what_it_does(found)
+    prices = proposals.of_prices(found)
+    rights = needed_for(edit, prices)
+    may_act = request.user.has_perms(rights)
+    if request.method == "POST":
+        if not may_act:
+            raise PermissionDenied
+        return _act(request, found)
+    is_open = found.state in _OPEN
+    policy = carried_over(edit, policy_in_force().policy)
+    names = names_of_tenants()
+    context = {
+        "proposal": found,
+        "changes": [named(change, names) for change in edit],
+        "conflicts": [named(one, names) for one in refusals],
+        "price_changes": told(prices),
+        "prices": price_preview(prices) if is_open else None,
+        "door": _door(policy, edit, names) if is_open else None,
+        "idle_overflows": [in_words(place, names) for place in without_effect(places(policy), edit)] if is_open else [],
+        "preview": Previews().find(str(found.id)),
+        "is_open": is_open,
+        "names": names,
+        "may_act": may_act,
+        "subject": " and ".join(rights.values()),
+        "is_mine": found.created_by == request.user.get_username(),
+        "lacks_approval": proposals.lacks_approval(found),
+        "is_approval_asked": settings.RUBATO_POLICY_NEEDS_APPROVAL,
+    }
+    return render(request, "operator/policy/proposal.html", context)
+
+
+@operator(MAY_EDIT_POLICY)
+def preview(request: HttpRequest, proposal_id: uuid.UUID) -> HttpResponse:
+    """GET: how far the replay is (a fragment that asks again while it runs). POST: start it, of an edit that may still
+    come into force, made to the policy as it is now; or stop it.
+
+    Without HX-Request, as after a log-in, the whole page.
+    """
+    found = get_object_or_404(PolicyProposal.objects.defer("document"), id=proposal_id)
+    previews, is_open = Previews(), found.state in _OPEN
+    if request.method == "POST":
+        action = request.POST.get("action")
+        if action == "stop":
+            previews.stop(str(found.id))
+        elif is_open:
+            policy = carried_over(proposals.what_it_does(found)[0], policy_in_force().policy)
+            previews.start(str(found.id), policy, FEW_MINUTES if action == "few" else HOUR)
+    if "HX-Request" not in request.headers:
+        return redirect("desk-proposal", proposal_id=found.id)
+    names = names_of_tenants()
+    context = {"proposal": found, "preview": previews.find(str(found.id)), "is_open": is_open, "names": names}
+    return render(request, "operator/policy/preview.html", context)
+
+
+def _act(request: HttpRequest, found: PolicyProposal) -> HttpResponse:
+    actor, action = request.user.get_username(), request.POST.get("action")
+    try:
+        if action == "send":
+            found = proposals.send_off(
+                actor=actor,
+                proposal_id=found.id,
+                reason=reason_of(request),
+                effective_from=_moment(request),
+            )
+        elif action == "approve":
+            found = proposals.approve(actor=actor, proposal_id=found.id)
+        elif action == "release":
+            found = proposals.release(actor=actor, proposal_id=found.id)
+        elif action == "withdraw":
+            proposals.withdraw(actor=actor, proposal_id=found.id)
+            messages.success(request, "The edit is withdrawn.")
+            return redirect("desk-history")
+        else:
+            raise BadRequest("An edit is sent, approved, released or withdrawn.")
+    except ValidationError as refusal:
+        messages.error(request, " ".join(refusal.messages))
+    else:
+        _tell(request, found)
+    return redirect("desk-proposal", proposal_id=found.id)
+
+
+def _tell(request: HttpRequest, found: PolicyProposal) -> None:
+    match found.state:
+        case PolicyProposal.State.APPLIED:
+            messages.success(request, f"In force: {found.outcome}.")
+        case PolicyProposal.State.CONFLICT:
+            messages.error(request, f"Not in force: {found.outcome}. Make the edit again on the policy as it is now.")
+        case _:
+            what = "somebody else's approval" if proposals.lacks_approval(found) else "its moment"
+            messages.success(request, f"The edit waits for {what}.")
+
+
+def _door(policy: Document, edit: list[Change], names: Mapping[str, str]) -> list[Named] | None:
+    """For the cells that the edit touches, as this policy has them, over the calls of the last hour. None where it
+    touches no cell.
+    """
+    touched = {change.place for change in edit if not change.place.startswith("class ")}
+    rows = places(policy)
+    limits = {place: in_force(place, rows) for place in rows if place in touched}
+    if not limits:
+        return None
+    return [named(one, names) for one in refused(calls_before(timezone.now()), limits)]
+
+
+def _moment(request: HttpRequest) -> datetime | None:
+    """UTC where the form names no zone; None for at once. The minute under way is not past: the form knows no seconds.
+
+    Raises ValidationError.
+    """
+    text = request.POST.get("effective_from", "").strip()
+    if not text:
+        return None
+    try:
+        moment = parse_datetime(text)
+        moment = moment and (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, OverflowError):
+        moment = None
+    if moment is None:
+        raise ValidationError("From: write the moment as 2026-12-01T08:00")
+    if moment < timezone.now().replace(second=0, microsecond=0):
+        raise ValidationError(f"From: {moment:%Y-%m-%d %H:%M} UTC is past. Name a moment to come, or none for now.")
+    return moment
