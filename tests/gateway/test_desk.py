@@ -279,15 +279,6 @@ def test_an_edit_may_end_a_pause_and_a_later_edit_that_takes_the_class_away_leav
     assert ">Resume<" not in house.alice.get("/operator/policy/").content.decode()
 
 
-def test_while_redis_is_away_an_edit_can_still_be_seen_and_saved(house: Any, settings: Any) -> None:
-    settings.REDIS_URL = "redis://127.0.0.1:1/0"
-    proposal = drafted(house.alice, default__weight="7")
-    page = house.alice.get(f"/operator/policy/edits/{proposal.id}").content.decode()
-    assert "The replay failed: Redis does not answer" in page
-    act(house.alice, proposal, action="send")
-    assert weight() == 7
-
-
 def test_a_replay_of_no_request_says_that_there_was_none_and_can_be_asked_for_again(house: Any) -> None:
     proposal = drafted(house.alice, default__weight="7")
     nothing: dict[str, Any] = {"classes": {}, "tenants": {}}

@@ -21,6 +21,7 @@ from gateway.desk.preview import Previews
 from gateway.desk.price_table import price_preview, told
 from gateway.desk.replaying import FEW_MINUTES, HOUR
 from gateway.desk.rights import MAY_EDIT_POLICY, MAY_EDIT_PRICES, needed_for, operator, reason_of
+from gateway.desk.telling import telling
 from tenants import proposals
 from tenants.models import PolicyProposal
 from tenants.policy_changes import Change, Document, carried_over, in_words, places
@@ -116,7 +117,7 @@ def _act(request: HttpRequest, found: PolicyProposal) -> HttpResponse:
 def _tell(request: HttpRequest, found: PolicyProposal) -> None:
     match found.state:
         case PolicyProposal.State.APPLIED:
-            messages.success(request, f"In force: {found.outcome}.")
+            messages.success(request, f"{'In force' if telling().is_told else 'Saved'}: {found.outcome}.")
         case PolicyProposal.State.CONFLICT:
             messages.error(request, f"Not in force: {found.outcome}. Make the edit again on the policy as it is now.")
         case _:

@@ -12,5 +12,6 @@ urlpatterns = [
     path("edits/<uuid:proposal_id>/preview", edits.preview, name="desk-preview"),
     path("history", views.history, name="desk-history"),
     path("versions/<int:number>", views.version, name="desk-version"),
+    path("told", views.told, name="desk-telling"),
     path("pause/<uuid:tenant_id>/<slug:label>", views.pause, name="desk-pause"),
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
+from typing import Any
 
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied, ValidationError
@@ -12,10 +13,10 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_POST
 
-from gateway.desk import forms
+from gateway.desk import forms, price_table
 from gateway.desk.named import named, names_of_tenants, policy_in_force
-from gateway.desk.price_table import told
 from gateway.desk.rights import MAY_EDIT_POLICY, MAY_EDIT_PRICES, operator, reason_of
+from gateway.desk.telling import telling
 from tenants import proposals, selectors, services
 from tenants.models import PolicyProposal, PolicyVersion, PriorityClass, QuotaPolicy, Tenant
 from tenants.policy_changes import Change, diff
@@ -109,7 +110,7 @@ def version(request: HttpRequest, number: int) -> HttpResponse:
     row = get_object_or_404(PolicyVersion.objects.defer("document"), version=number)
     context = {
         "version": row,
-        "price_changes": told([Change(**one) for one in row.prices]),
+        "price_changes": price_table.told([Change(**one) for one in row.prices]),
         "changes": [named(one, names) for one in diff(before.policy, then.policy)] if before else [],
         "back": [named(one, names) for one in proposals.back_to(then.policy, current.policy)],
         "current": current.version,
@@ -134,12 +135,30 @@ def pause(request: HttpRequest, tenant_id: uuid.UUID, label: str) -> HttpRespons
         is_done, said = False, " ".join(refusal.messages)
     else:
         is_done, said = True, f"{row.tenant.name}, {label}: {'paused' if is_paused else 'resumed'}."
+    now = telling()
+    if is_done and not now.is_told:
+        is_done, said = False, f"{said} This is saved, and not in force yet."
     if "HX-Request" not in request.headers:
         messages.add_message(request, messages.SUCCESS if is_done else messages.ERROR, said)
         return redirect("desk")
     row.refresh_from_db()
     button = {"tenant_id": tenant_id, "tenant": row.tenant.name, "label": label, "is_paused": row.is_paused}
-    return render(request, "operator/policy/paused.html", {**button, "is_done": is_done, "said": said})
+    context = {**button, "is_done": is_done, "said": said, "telling": now}
+    return render(request, "operator/policy/paused.html", context)
+
+
+@operator(MAY_EDIT_POLICY, MAY_EDIT_PRICES)
+def told(request: HttpRequest) -> HttpResponse:
+    """A fragment that asks again until the newest version has been told; or, with ``?version=``, that version's badge.
+
+    Without HX-Request, as after a log-in, the history.
+    """
+    if "HX-Request" not in request.headers:
+        return redirect("desk-history")
+    context: dict[str, Any] = {"telling": telling(), "is_news": True}
+    if number := _number(request.GET.get("version", "")):
+        return render(request, "operator/policy/badge.html", context | {"number": number})
+    return render(request, "operator/policy/telling.html", context)
 
 
 def _back(request: HttpRequest, number: int) -> HttpResponse:

@@ -33,9 +33,10 @@ _TIMEOUTS: dict[str, Any] = {
 }
 
 
-def connect(url: str) -> redis.Redis:
-    """A synchronous client with the Bus's time-outs and its single retry."""
-    return redis.Redis.from_url(url, retry=Retry(NoBackoff(), 1), **_TIMEOUTS)
+def connect(url: str, timeout_s: float = SOCKET_TIMEOUT_S) -> redis.Redis:
+    """A synchronous client with the Bus's time-outs, or shorter ones, and its single retry."""
+    timeouts = _TIMEOUTS | {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
+    return redis.Redis.from_url(url, retry=Retry(NoBackoff(), 1), **timeouts)
 
 
 def connect_async(url: str) -> LineRedis:

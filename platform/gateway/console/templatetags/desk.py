@@ -7,7 +7,10 @@ from typing import Any
 
 from django import template
 
+from gateway.desk.telling import telling
+
 register = template.Library()
+register.simple_tag(telling)
 
 RUNS = (("happened", "happened"), ("model", "model"), ("what_if", "this edit"))
 
