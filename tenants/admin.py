@@ -66,13 +66,21 @@ class ReadOnly(KeepRows):
         return False
 
 
+AT_ONCE = (
+    "What is saved here holds at once, and waits for no second person as edits of quotas and prices may: to switch a"
+    " tenant off must not wait, to switch it on gives back what it had, and neither name nor zone changes a limit. It"
+    " stands in the policy's history and on the trail, with you and your reason."
+)
+
+
 @admin.register(Tenant)
 class TenantAdmin(OneAtATime, KeepRows):
     list_display = ["name", "slug", "timezone", "is_active", "created_at"]
     search_fields = ["name", "slug"]
 
-    def get_fields(self, request: HttpRequest, obj: Tenant | None = None) -> Any:
-        return ["slug", "name", "timezone", "is_active", *(["reason"] if obj else [])]
+    def get_fieldsets(self, request: HttpRequest, obj: Tenant | None = None) -> Any:
+        fields = ["slug", "name", "timezone", "is_active", *(["reason"] if obj else [])]
+        return [(None, {"fields": fields, "description": AT_ONCE if obj else ""})]
 
     def get_form(self, request: HttpRequest, obj: Tenant | None = None, change: bool = False, **kwargs: Any) -> Any:
         own = {"form": OpenedWithReason} if change else {}

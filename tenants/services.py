@@ -57,13 +57,21 @@ def create_tenant(*, actor: str, slug: str, name: str, timezone: str = "UTC") ->
 def update_tenant(
     *, actor: str, tenant_id: UUID, name: str, timezone: str, is_active: bool, reason: str = ""
 ) -> Tenant:
-    """Rename, move to another zone, switch off or on. An inactive tenant's keys open nothing."""
+    """Rename, move to another zone, switch off or on: at once, and on record with who and why. An inactive tenant's
+    keys open nothing.
+    """
     with change_by(actor, reason):
         tenant = Tenant.objects.select_for_update().get(id=tenant_id)
+        done = [
+            *([f"renamed to {name}"] if name != tenant.name else []),
+            *([f"moved to {timezone}"] if timezone != tenant.timezone else []),
+            *([f"switched {'on' if is_active else 'off'}"] if is_active != tenant.is_active else []),
+        ]
+        told = f"{tenant.name}: {', '.join(done)}. {reason}".strip() if done else reason
         tenant.name, tenant.timezone, tenant.is_active = name, timezone, is_active
         tenant.full_clean()
         tenant.save(update_fields=["name", "timezone", "is_active"])
-        record_policy(actor, reason)
+        record_policy(actor, told)
         for public_id in tenant.api_keys.values_list("public_id", flat=True):
             _tell_key_changed(public_id)
     return tenant

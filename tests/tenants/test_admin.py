@@ -143,9 +143,35 @@ def test_a_tenant_is_renamed_with_a_reason_and_on_record_with_it(operator: Clien
     assert "This field is required" in page
     assert PolicyVersion.objects.count() == before
     operator.post(url, opened(operator, url) | {"name": "Borealis", "reason": "married"})
-    assert PolicyVersion.objects.latest("version").reason == "married"
+    assert PolicyVersion.objects.latest("version").reason == "Aurora: renamed to Borealis. married"
     event = AuditEvent.objects.filter(object_type="tenant", action="update").latest("id")
     assert (event.actor, event.reason, event.request_id[:4]) == ("alice", "married", "req_")
+
+
+@pytest.mark.parametrize(
+    ("typed", "done"),
+    [
+        ({"name": "Borealis"}, "renamed to Borealis"),
+        ({"timezone": "Europe/Vienna"}, "moved to Europe/Vienna"),
+        ({"is_active": ""}, "switched off"),
+        ({"name": "Borealis", "is_active": ""}, "renamed to Borealis, switched off"),
+        ({}, ""),
+    ],
+    ids=["name", "zone", "off", "two", "nothing"],
+)
+def test_what_is_done_to_a_tenant_itself_holds_at_once_under_approval_too_and_the_form_says_so(
+    operator: Client, aurora: Any, settings: Any, typed: dict[str, str], done: str
+) -> None:
+    settings.RUBATO_POLICY_NEEDS_APPROVAL = True
+    url, row = place_of(aurora, "tenant")
+    page = operator.get(url).content.decode()
+    assert "What is saved here holds at once, and waits for no second person" in page
+    operator.post(url, {name: value for name, value in (opened(operator, url) | typed).items() if value})
+    row.refresh_from_db()
+    found = {"name": row.name, "timezone": row.timezone, "is_active": "on" if row.is_active else ""}
+    assert found == {"name": "Aurora", "timezone": "UTC", "is_active": "on"} | typed
+    saved = PolicyVersion.objects.latest("version")
+    assert (saved.actor, saved.reason) == ("alice", f"Aurora: {done}. they asked" if done else "they asked")
 
 
 @pytest.mark.parametrize("needs_approval", [True, False])
