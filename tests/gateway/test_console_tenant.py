@@ -245,7 +245,7 @@ def test_who_is_no_operator_is_shown_no_operators_pages(house: House) -> None:
         assert ">Console</a>" in page
         assert [name for name in ("Live", "Policy", "Admin") if f">{name}</a>" in page] == [], place
     User.objects.filter(username="new").update(is_staff=True)
-    assert ">Policy</a>" in text_of(member.get("/console/"))
+    assert ">Admin</a>" in text_of(member.get("/console/"))
 
 
 @pytest.mark.parametrize("token", ["nonsense", "x" * 200, "%00"])
@@ -326,41 +326,6 @@ def test_an_operator_can_sign_out_of_every_page(db: None, page: str) -> None:
     client.force_login(user, backend="django.contrib.auth.backends.ModelBackend")
     shown = text_of(client.get(page))
     assert (shown.count('action="/account/logout/"'), shown.count("Sign out")) == (1, 1)
-
-
-@pytest.fixture
-def nova(house: House) -> Tenant:
-    """A second tenant of the same owner; nothing was used yet."""
-    tenant = services.create_tenant(actor="tests", slug="nova", name="Nova", timezone="Pacific/Kiritimati")
-    user = User.objects.get(username="owner")
-    members.add_member(actor="tests", tenant=tenant, user=user, email=user.email, role=Role.OWNER)
-    return tenant
-
-
-def test_a_tenant_without_a_statement_is_told_when_the_first_one_comes(house: House, nova: Tenant) -> None:
-    client = house.people[Role.OWNER]
-    assert "Nothing has been used yet" in text_of(client.get("/console/nova/statements"))
-    billing_services.credit(actor="tests", tenant_id=nova.id, amount_micros=5, reason="hello")
-    day = statements.open_day(nova)
-    assert day is not None
-    page = text_of(client.get("/console/nova/statements"))
-    assert "its statement comes within a quarter of an hour after" in page
-    assert day.closes_at.astimezone(UTC).strftime("%Y-%m-%d 10:10 UTC") in page  # 00:10 of that zone
-    assert statements.close_due_days(day.closes_at - timedelta(seconds=1)) == []
-    assert len(statements.close_due_days(day.closes_at)) == 1
-
-
-def test_the_open_day_is_shown_as_far_as_it_has_come_and_is_no_statement_yet(house: House, nova: Tenant) -> None:
-    owner = house.people[Role.OWNER]
-    assert owner.get("/console/nova/statements/open").headers["Location"] == "/console/nova/statements"
-    billing_services.credit(actor="tests", tenant_id=nova.id, amount_micros=7, reason="of this morning")
-    assert "/console/nova/statements/open" in text_of(owner.get("/console/nova/statements"))
-    shown = text_of(owner.get("/console/nova/statements/open"))
-    assert ", so far" in shown
-    assert "of this morning" in shown
-    assert "-0.000007" in shown
-    assert ".pdf" not in shown
-    assert not Statement.objects.filter(tenant=nova).exists()
 
 
 def test_names_are_text_and_never_markup(house: House) -> None:

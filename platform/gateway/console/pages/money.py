@@ -6,10 +6,11 @@ import csv
 import io
 import uuid
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
 
+from django.conf import settings
 from django.db.models import Sum
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
@@ -108,12 +109,7 @@ def statement_list(request: HttpRequest, me: Member) -> HttpResponse:
     """Closed days, newest first."""
     some = shown(request, Statement.objects.defer("lines", "corrections").order_by("-day"))
     found = [(one, documents.money(one.total_micros)) for one in some.rows]
-    context = {
-        "me": me,
-        "statements": found,
-        "page": some,
-        "open_day": statements.open_day(me.tenant),
-    }
+    context = {"me": me, "statements": found, "page": some} | _coming(statements.open_day(me.tenant))
     return render(request, "console/statements.html", context)
 
 
@@ -135,9 +131,8 @@ def open_statement(request: HttpRequest, me: Member) -> HttpResponse:
 def _statement_page(request: HttpRequest, me: Member, found: Statement, open_day: Day | None = None) -> HttpResponse:
     """What was drawn up just now, of an open day, is the ledger's word itself: nothing is compared."""
     in_ledger = found.total_micros if open_day else _ledger_total(found)
-    context = {
+    context = _coming(open_day) | {
         "me": me,
-        "open_day": open_day,
         "statement": found,
         "lines": [(line, documents.key_of(line), documents.money(line["cost_micros"])) for line in found.lines],
         "corrections": [(one, documents.money(documents.owed_micros(one))) for one in found.corrections],
@@ -154,6 +149,23 @@ def _statement_page(request: HttpRequest, me: Member, found: Statement, open_day
         "is_equal": in_ledger == found.total_micros,
     }
     return render(request, "console/statement.html", context)
+
+
+def _coming(open_day: Day | None) -> dict[str, Any]:
+    """What pages say of when its statement comes."""
+    now = timezone.now()
+    look = next_look(max(open_day.closes_at, now)) if open_day else None
+    return {"open_day": open_day, "now": now, "next_look": look}
+
+
+def next_look(after: datetime) -> datetime:
+    """The first moment, not before ``after``, at which the clockwork looks for days to close."""
+    minutes = settings.CELERY_BEAT_SCHEDULE["statements"]["schedule"].minute  # of an hour in UTC
+    at = after.astimezone(UTC).replace(second=0, microsecond=0)
+    at += timedelta(minutes=1) * (at < after)
+    while at.minute not in minutes:
+        at += timedelta(minutes=1)
+    return at
 
 
 def _ledger_total(found: Statement) -> int:
