@@ -25,6 +25,8 @@ from tenants.models import PolicyProposal, PolicyVersion, Tenant
 from tenants.policy_changes import Change, Conflict, Document, carried_over, conflicts, diff, in_words, places
 
 WAITING = PolicyProposal.State.WAITING
+OPEN = (PolicyProposal.State.DRAFT, WAITING)  # may still come into force
+MOST_OTHERS = 20  # open edits that a page is compared with: each is a whole policy
 
 
 def propose(
@@ -160,6 +162,20 @@ def what_it_does(proposal: PolicyProposal) -> tuple[list[Change], list[Conflict]
         if theirs not in (change.before, change.after)
     ]
     return edit, [*refused, *moved]
+
+
+def of_the_same_fields(proposal: PolicyProposal) -> list[tuple[PolicyProposal, Change]]:
+    """What other open edits, the newest MOST_OTHERS, make of fields that this one changes too, newest edit first."""
+    starts: dict[int, Document] = {}
+
+    def changes_of(one: PolicyProposal) -> list[Change]:
+        if one.based_on not in starts:
+            starts[one.based_on] = _start(one.based_on)
+        return [*diff(starts[one.based_on], one.document), *of_prices(one)]
+
+    own = {(change.place, change.field) for change in changes_of(proposal)}
+    others = PolicyProposal.objects.filter(state__in=OPEN).exclude(id=proposal.id)[:MOST_OTHERS]
+    return [(other, change) for other in others for change in changes_of(other) if (change.place, change.field) in own]
 
 
 def _in_force(prices: Sequence[Change]) -> list[tuple[Change, int | None]]:

@@ -270,7 +270,10 @@ def test_two_admins_in_conflict_see_each_others_edit(page: Page, browser: Browse
         one.get_by_label("Aurora batch: weight").fill(weight)
     for one in (page, other):
         one.get_by_role("button", name="See what this does").click()
-        expect(one.get_by_role("cell", name="weight")).to_be_visible()
+        expect(one.get_by_role("cell", name="weight").first).to_be_visible()
+    row = other.get_by_role("region", name="Other edits of the same").get_by_role("row").last
+    expect(row).to_contain_text("Aurora, batch")
+    expect(row).to_contain_text("ops, ")
     for one in (page, other):
         one.get_by_label("Why", exact=True).fill("they asked")
         one.get_by_role("button", name="Put it in force").click()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -126,6 +127,9 @@ def test_an_operator_who_may_drains_a_worker_and_it_is_on_record(operator: Page,
         "worker worker-1: drained",
         "Drained, epoch 1.",
     )
+    operator.goto("/admin/")
+    told = operator.locator("#recent-actions-module").get_by_role("listitem")
+    expect(told).to_have_text(re.compile(r"worker worker-1: drained\s+Worker"))
 
 
 def test_who_may_not_change_quotas_drains_nobody(operator: Page, stage: Any, bus: AnsweringBus) -> None:

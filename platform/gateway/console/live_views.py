@@ -11,6 +11,7 @@ from django.contrib import messages
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.admin.views.decorators import staff_member_required
 from django.contrib.auth.models import AnonymousUser, User
+from django.contrib.contenttypes.models import ContentType
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import redirect, render
 from django.utils import timezone
@@ -125,8 +126,10 @@ async def _worker(worker_id: str) -> LoadSnapshot | None:
 
 async def _on_record(user: User, worker: LoadSnapshot) -> None:
     log.info("worker %s, epoch %s: drained by %s", worker.worker_id, worker.epoch, user.get_username())
+    kind, _ = await ContentType.objects.aget_or_create(app_label="gateway", model="worker")  # no table: the log's word
     await LogEntry.objects.acreate(
         user_id=user.pk,
+        content_type=kind,
         object_id=worker.worker_id,
         object_repr=f"worker {worker.worker_id}: drained",
         action_flag=CHANGE,

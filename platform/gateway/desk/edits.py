@@ -26,7 +26,8 @@ from tenants import proposals
 from tenants.models import PolicyProposal
 from tenants.policy_changes import Change, Document, carried_over, in_words, places
 
-_OPEN = (PolicyProposal.State.DRAFT, PolicyProposal.State.WAITING)
+_OPEN = proposals.OPEN
+_UNDONE = (*_OPEN, PolicyProposal.State.CONFLICT)  # still to be made, by this edit or by another in its place
 
 
 @operator(MAY_EDIT_POLICY, MAY_EDIT_PRICES)
@@ -48,6 +49,7 @@ def proposal(request: HttpRequest, proposal_id: uuid.UUID) -> HttpResponse:
         "proposal": found,
         "changes": [named(change, names) for change in edit],
         "conflicts": [named(one, names) for one in refusals],
+        "others": _others(found, names) if found.state in _UNDONE else [],
         "price_changes": told(prices),
         "prices": price_preview(prices) if is_open else None,
         "door": _door(policy, edit, names) if is_open else None,
@@ -123,6 +125,10 @@ def _tell(request: HttpRequest, found: PolicyProposal) -> None:
         case _:
             what = "somebody else's approval" if proposals.lacks_approval(found) else "its moment"
             messages.success(request, f"The edit waits for {what}.")
+
+
+def _others(found: PolicyProposal, names: Mapping[str, str]) -> list[tuple[PolicyProposal, Named]]:
+    return [(other, named(change, names)) for other, change in proposals.of_the_same_fields(found)]
 
 
 def _door(policy: Document, edit: list[Change], names: Mapping[str, str]) -> list[Named] | None:
