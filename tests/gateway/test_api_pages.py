@@ -14,9 +14,9 @@ from gateway.batches.endpoints import InputLine
 from gateway.errors import Reason, Refusal
 from gateway.v1 import schemas
 from gateway.v1.batches import BatchCreate
-from gateway.v1.schemas import ChatRequest, CompletionRequest, ResponseCancel, ResponseCreate, ResponseResume
+from gateway.v1.schemas import ChatRequest, CompletionRequest, Ping, ResponseCancel, ResponseCreate, ResponseResume
 
-BODIES = (ChatRequest, CompletionRequest, ResponseCreate, ResponseCancel, ResponseResume, BatchCreate, InputLine)
+BODIES = (ChatRequest, CompletionRequest, ResponseCreate, ResponseCancel, ResponseResume, Ping, BatchCreate, InputLine)
 
 
 def words(project_root: Path) -> set[str]:
