@@ -28,19 +28,19 @@ class Door:
         """Why this request is not let in whatever waits, or None."""
         state = self._state
         cell = state.cells.get((request.priority_class, request.tenant_id))
-        has_started = bool(request.delivered_token_ids)  # elsewhere: where its class is paused meanwhile, it waits
-        if cell is not None and not has_started and (not cell.allowed or cell.concurrency == 0):
+        # What has started elsewhere waits where its class is paused meanwhile.
+        if cell is not None and not request.has_started and (not cell.allowed or cell.concurrency == 0):
             return RejectReason.NOT_ALLOWED, None
         if request.request_id in state.lives or state.device.is_fenced(request.request_id):
             return RejectReason.DUPLICATE, None
-        known = len(request.prompt_token_ids) + len(request.delivered_token_ids)
-        if not request.prompt_token_ids or request.max_tokens < 1 or known >= state.config.max_model_len:
+        num_prompt_tokens = len(request.prompt_token_ids)
+        if not num_prompt_tokens or request.max_tokens < 1 or num_prompt_tokens >= state.config.max_model_len:
             return RejectReason.CONTEXT_LENGTH, None
-        longest = min(len(request.prompt_token_ids) + request.max_tokens, state.config.max_model_len)
+        longest = min(num_prompt_tokens + request.max_tokens, state.config.max_model_len)
         cap = state.config.num_blocks * state.classes[request.priority_class].cap_memory_percent // 100
         if state.config.num_blocks_for(longest) > cap:
             return RejectReason.NEVER_FITS, None
-        if state.draining:
+        if state.draining and not request.has_started:
             return RejectReason.DRAINING, RETRY_MIN_US
         return None
 
@@ -49,7 +49,7 @@ class Door:
         state = self._state
         queue = state.queues[live.rank]
         live.predicted_wait_us = predicted_wait_us(state, live)
-        if live.request.delivered_token_ids:  # it has started, elsewhere: nobody sheds it any more
+        if live.request.has_started:
             return None
         is_full = queue.num_waiting >= state.config.max_waiting_per_class
         if is_full or queue.num_waiting_of(live.account) >= state.config.max_waiting_per_tenant:

@@ -26,7 +26,7 @@ def set_deadlines(state: EngineState, live: LiveRequest) -> None:
         live.deadline_us = live.arrival_us + target_us
     if live.completion_deadline_us is not None:
         live.deadline_us = min(live.deadline_us, live.completion_deadline_us - own_output_us(state, live))
-    if request.delivered_token_ids:  # its first token came in an earlier attempt: from then on deadlines only order
+    if request.has_started:  # from then on deadlines only order
         live.hard_deadline_us = live.queue_wait_limit_us = live.completion_deadline_us = None
 
 

@@ -156,8 +156,8 @@ class Intake:
             state.reject(live, reason, admission.retry_after_us(state, live), now_us)
 
     def hand_back(self, now_us: int) -> None:
-        """Draining: whoever has not started is handed back, to be sent elsewhere."""
+        """Draining: whoever has not started, here or elsewhere, is handed back, to be sent to another worker."""
         for queue in self._state.queues:
             for live in queue.waiting():
-                if live.state is State.WAITING:
+                if live.state is State.WAITING and not live.request.has_started:
                     self._state.reject(live, RejectReason.DRAINING, 1_000_000, now_us)

@@ -39,5 +39,11 @@ class Request:
     value_micros: int = 1
     prefix_keys: Sequence[bytes] = ()
     delivered_token_ids: tuple[int, ...] = ()
+    response_has_started: bool = False  # in an earlier attempt, by a token of this choice or of another
     is_return: bool = False  # refused before with a time to come back, and back at that time or later
     sampling: object = None
+
+    @property
+    def has_started(self) -> bool:
+        """In an earlier attempt: nobody refuses or sheds it any more."""
+        return self.response_has_started or bool(self.delivered_token_ids)

@@ -69,8 +69,8 @@ class Scheduler:
         self._inputs.append(ServiceElsewhere(priority_class, tenant_id, gpu_us))
 
     def drain(self) -> None:
-        """From the next plan on nobody is let in; those who have not started are handed back, the others run to their
-        end.
+        """From the next plan on nobody is let in who has not started, here or in an earlier attempt; who waits without
+        having started is handed back, the others run to their end.
         """
         self._state.draining = True
 

@@ -23,7 +23,7 @@ BUSY_RETRY_US = 1_000_000
 @dataclass(slots=True)
 class Guest:
     """A Submit on its way in. ``refusal``: its grammar is none, or it waited too long for the compiler, which bounds
-    each grammar itself: the machine is busy then.
+    each grammar itself: the machine is busy then. One that has started elsewhere waits as long as that takes.
     """
 
     submit: Submit
@@ -96,7 +96,7 @@ def _is_decided(guest: Guest, now_us: int) -> bool:
             guest.constraints = guest.compilation.result()
         except GrammarError:
             guest.refusal = RejectReason.GRAMMAR
-    elif now_us - guest.received_at_us >= COMPILE_LIMIT_US:
+    elif now_us - guest.received_at_us >= COMPILE_LIMIT_US and not guest.submit.has_started:
         guest.compilation.cancel()
         guest.refusal = RejectReason.CLASS_CLOSED
     else:

@@ -130,6 +130,7 @@ def request_of(choice: Choice, constraint: Constraint | None = None, prefix_keys
         is_return=submit.is_return,
         prefix_keys=prefix_keys,
         delivered_token_ids=tuple(choice.token_ids),
+        response_has_started=submit.has_started,
         sampling=_rules(choice, constraint),
     )
 

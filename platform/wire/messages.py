@@ -89,6 +89,11 @@ class Submit:
     is_return: bool = False  # the client was refused with a Retry-After and is back
     requested_class: PriorityClass | None = None  # where the policy had it served in a lower class
 
+    @property
+    def has_started(self) -> bool:
+        """An earlier attempt had begun, or may have: an empty column for a choice that has no token yet."""
+        return bool(self.delivered_token_ids)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cancel:

@@ -85,6 +85,17 @@ def test_who_waits_too_long_for_the_compiler_is_told_to_come_again_and_not_that_
     assert [usage.terminal for usage in room.usages] == ["shed"]
 
 
+def test_what_has_started_elsewhere_waits_for_the_compiler_as_long_as_that_takes(room: Room, small_worker: Any) -> None:
+    room.take_in(small_worker.submit("slow", sampling=SAMPLING, attempt=2, delivered_token_ids=((97,),)))
+    room.turn()
+    room.clock.sleep_us(2 * COMPILE_LIMIT_US)
+    room.turn()
+    assert room.said == []
+    room.compiler.compilations[0].set_result([None])
+    room.turn(6)
+    assert [type(end) for end in room.ends()] == [Finished]
+
+
 @pytest.mark.parametrize("way", ["cancel", "lose_gateway", "give_up"])
 def test_one_that_is_cancelled_before_its_grammar_is_there_ends_once_and_never_runs(
     room: Room, small_worker: Any, way: str

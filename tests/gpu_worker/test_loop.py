@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gpu_worker.clock import VirtualClock
 from gpu_worker.loop import WorkerLoop
-from scheduler_engine.policy import PolicySnapshot, PriorityClass, gpu_classes
+from scheduler_engine.policy import PolicySnapshot, PriorityClass, TenantClassPolicy, gpu_classes
 from wire.messages import Cancel, Drain, Explain, Explained, Finished, PolicyChanged, Rejected, Submit, Tokens, Usage
 
 
@@ -138,6 +138,41 @@ def test_an_answer_goes_on_where_an_earlier_attempt_stopped(small_worker: Any) -
     assert bytes(token_id for m in said for new in m.token_ids for token_id in new) == whole[8:]
     (usage,) = session.usages
     assert (usage.attempt, usage.prompt_tokens, usage.output_tokens) == (2, 5, 20)
+
+
+PAUSED = PolicySnapshot(
+    version=9,
+    classes=gpu_classes(),
+    tenants=(TenantClassPolicy(tenant_id="aurora", priority_class=PriorityClass.INTERACTIVE, allowed=False),),
+)
+OPEN = PolicySnapshot(version=10, classes=gpu_classes())
+
+
+@pytest.mark.parametrize("delivered", [(tuple(b"ab"), ()), ((), ())], ids=["one has begun", "both may have"])
+def test_a_choice_without_a_token_waits_with_its_response_while_the_class_is_paused(
+    session: Session, small_worker: Any, delivered: tuple[tuple[int, ...], ...]
+) -> None:
+    session.take_in(PolicyChanged(snapshot=PAUSED))
+    session.take_in(small_worker.submit(attempt=2, num_choices=2, max_tokens=4, delivered_token_ids=delivered))
+    for _ in range(5):
+        session.turn()
+    assert session.usages == []
+    session.take_in(PolicyChanged(snapshot=OPEN))
+    session.run()
+    assert [choice.reason for choice in session.end("r1").choices] == ["length", "length"]
+    assert [(usage.terminal, usage.output_tokens) for usage in session.usages] == [("completed", 8)]
+
+
+def test_what_had_started_elsewhere_goes_on_at_a_worker_that_drains(session: Session, small_worker: Any) -> None:
+    started = {"attempt": 2, "num_choices": 2, "max_tokens": 4, "delivered_token_ids": (tuple(b"ab"), ())}
+    session.take_in(PolicyChanged(snapshot=PAUSED), small_worker.submit("waiting", **started))
+    session.turn()
+    session.loop.drain()
+    session.take_in(PolicyChanged(snapshot=OPEN), small_worker.submit("late", **started), small_worker.submit("fresh"))
+    session.run()
+    for name in ("waiting", "late"):
+        assert [choice.reason for choice in session.end(name).choices] == ["length", "length"]
+    assert session.end("fresh").reason == "draining"
 
 
 def test_choices_of_one_submit_share_its_prompt_and_end_together(session: Session, small_worker: Any) -> None:

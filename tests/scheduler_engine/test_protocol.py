@@ -8,7 +8,7 @@ import pytest
 
 from scheduler_engine.config import EngineConfig
 from scheduler_engine.errors import BrokenBooks, Misuse
-from scheduler_engine.events import FinishReason
+from scheduler_engine.events import FinishReason, RejectReason
 from scheduler_engine.plan import StepResult
 from scheduler_engine.policy import TenantClassPolicy
 from tests.scheduler_engine.world import BATCH, DEFAULT, INTERACTIVE, World, policy
@@ -107,31 +107,66 @@ def test_delivered_tokens_of_an_earlier_attempt_are_history_and_the_stream_goes_
     assert world.story(request).finished.output_tokens == 10
 
 
-def test_a_request_that_started_in_an_earlier_attempt_is_never_shed() -> None:
+STARTED = [{"delivered_token_ids": (1_000,)}, {"response_has_started": True}]
+started_elsewhere = pytest.mark.parametrize("started", STARTED, ids=["with a token", "by another choice"])
+
+
+@started_elsewhere
+def test_a_request_that_started_in_an_earlier_attempt_is_never_shed(started: dict[str, Any]) -> None:
     world = World(64, 1, 64)
     world.submit(DEFAULT, 400, 400)
     world.run(2)
-    started = world.submit(
-        DEFAULT, 40, 10, delivered_token_ids=(1_000,), hard_deadline_us=1, max_queue_wait_us=1, completion_deadline_us=1
+    request = world.submit(
+        DEFAULT, 40, 10, hard_deadline_us=1, max_queue_wait_us=1, completion_deadline_us=1, **started
     )
     world.finish()
-    assert world.story(started).finished.reason is FinishReason.LENGTH
+    assert world.story(request).finished.reason is FinishReason.LENGTH
 
 
+@started_elsewhere
+def test_what_started_in_an_earlier_attempt_runs_to_its_end_also_at_a_worker_that_drains(
+    started: dict[str, Any],
+) -> None:
+    world = World(64, 1, 64)
+    world.submit(DEFAULT, 400, 40)
+    world.run(2)
+    waiting, fresh = world.submit(DEFAULT, 40, 10, **started), world.submit(DEFAULT, 40, 10)
+    world.run_step()
+    world.engine.drain()
+    late = world.submit(DEFAULT, 40, 10, **started)
+    world.finish()
+    for request in (waiting, late):
+        assert world.story(request).finished.reason is FinishReason.LENGTH
+        assert world.story(request).finished.output_tokens == 10
+    assert world.story(fresh).rejected.reason is RejectReason.DRAINING
+
+
+@pytest.mark.parametrize("num_delivered", [23, 24, 25])
+def test_what_an_earlier_attempt_brought_to_the_end_of_the_context_ends_by_length(num_delivered: int) -> None:
+    """Its worker died before it could say so, or had a longer context."""
+    world = World(max_model_len=64)
+    request = world.submit(DEFAULT, 40, 100, delivered_token_ids=tuple(range(1_000, 1_000 + num_delivered)))
+    world.finish()
+    assert world.story(request).finished.reason is FinishReason.LENGTH
+    assert world.story(request).finished.output_tokens == max(24, num_delivered)
+
+
+@started_elsewhere
 @pytest.mark.parametrize("closed", [{"allowed": False}, {"concurrency": 0}], ids=["paused", "no slot"])
 def test_what_started_in_an_earlier_attempt_waits_while_its_class_is_paused_and_then_goes_on(
-    closed: dict[str, Any],
+    closed: dict[str, Any], started: dict[str, Any]
 ) -> None:
     world = World(policy=policy(TenantClassPolicy(tenant_id="Nova", priority_class=DEFAULT, **closed)))
-    started = world.submit(DEFAULT, 40, 10, tenant="Nova", delivered_token_ids=(1_000, 1_001))
+    request = world.submit(DEFAULT, 40, 10, tenant="Nova", **started)
     fresh = world.submit(DEFAULT, 40, 10, tenant="Nova")
     world.run(5)
-    assert world.story(started).rejected is None
-    assert world.story(started).token_ids == []
+    assert world.story(request).rejected is None
+    assert world.story(request).token_ids == []
     assert world.story(fresh).rejected is not None
     world.engine.set_policy(policy(version=2))
     world.finish()
-    assert world.story(started).token_ids == [1_000 + i for i in range(2, 10)]
+    num_delivered = len(started.get("delivered_token_ids", ()))
+    assert world.story(request).token_ids == [1_000 + i for i in range(num_delivered, 10)]
 
 
 def test_the_same_inputs_give_the_same_plans() -> None:

@@ -62,6 +62,7 @@ class Trouble(RuleBasedStateMachine):
         value_micros=st.sampled_from([1, 1, 10]),
         is_return=st.booleans(),
         num_delivered=st.sampled_from([0, 0, 0, 5]),
+        response_has_started=st.sampled_from([False, False, True]),
         text=st.sampled_from(["", "", "system", "story"]),
     )
     def submit(
