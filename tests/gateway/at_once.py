@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from django.test import Client
 
 NUMBER = 3
 LONGEST_S = 20
+KEPT_BACK_S = 1
 
 
 def at_once(deed: Callable[[int], Any]) -> list[Any]:
@@ -33,6 +35,21 @@ def sender(browser: Client) -> Client:
     client = Client(raise_request_exception=False)
     client.cookies = browser.cookies
     return client
+
+
+def overlap_behind(patch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
+    """The first to pass this check waits for the others to pass it too, and goes on alone where something keeps them
+    back.
+    """
+    check, meeting = getattr(owner, name), threading.Barrier(NUMBER)
+
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        found = check(*args, **kwargs)
+        with suppress(threading.BrokenBarrierError):
+            meeting.wait(KEPT_BACK_S)
+        return found
+
+    patch.setattr(owner, name, checked)
 
 
 def meet_behind(patch: pytest.MonkeyPatch, owner: Any, name: str, times: int = 1) -> None:

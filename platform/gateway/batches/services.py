@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from uuid import UUID
 
-from django.db import connections
 from django.db.models import Sum
 from django.db.models.functions import Greatest
 from django.utils import timezone
 
 from gateway.batches import selectors
 from gateway.batches.models import Batch, StoredFile
+from tenants.counting import count_alone
 from tenants.isolation import ALIAS, tenant
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")  # what a batch may address
@@ -25,7 +25,6 @@ FILE_LIFETIME_S = 30 * DAY_S
 WINDOWS_S = {"24h": DAY_S}
 OPEN = ("validating", "in_progress", "cancelling", "finalizing")  # a batch that has not ended
 LEAST_BYTES = 4_096  # what an empty file counts for: a disk gives no less
-_TENANT_LOCK = 7_270_002  # pg_advisory_xact_lock: what one tenant keeps is counted one after another
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +72,7 @@ def keep_file(*, owner: Owner, file: NewFile, limit_bytes: int, now: datetime | 
     """Raises TenantStorageFull."""
     moment = now or timezone.now()
     with tenant(owner.tenant_id):
-        _lock(owner)
+        count_alone(owner.tenant_id)
         if stored_bytes() + max(LEAST_BYTES, file.num_bytes) > limit_bytes:
             raise TenantStorageFull(f"the files of this tenant may have {limit_bytes} bytes together")
         row = StoredFile(
@@ -89,12 +88,6 @@ def keep_file(*, owner: Owner, file: NewFile, limit_bytes: int, now: datetime | 
         )
         row.save(using=ALIAS, force_insert=True)
     return row
-
-
-def _lock(owner: Owner) -> None:
-    """Nobody else counts what this tenant keeps until the transaction ends."""
-    with connections[ALIAS].cursor() as cursor:
-        cursor.execute("SELECT pg_advisory_xact_lock(%s, hashtext(%s))", [_TENANT_LOCK, str(owner.tenant_id)])
 
 
 def stored_bytes() -> int:
@@ -128,7 +121,7 @@ def create_batch(
     moment = now or timezone.now()
     with tenant(owner.tenant_id):
         if most_open is not None:
-            _lock(owner)
+            count_alone(owner.tenant_id)
             if Batch.objects.using(ALIAS).filter(status__in=OPEN).count() >= most_open:
                 raise TooManyOpenBatches
         if not selectors.live_files(moment).filter(id=input_file_id, purpose="batch").exists():

@@ -15,6 +15,7 @@ from gateway.webhooks.models import EVENTS, OPERATORS_EVENTS, Delivery, Endpoint
 from gateway.webhooks.sending import ForbiddenAddress, check_url
 from tenants.audit import change_by
 from tenants.checks import checked_by_the_database
+from tenants.counting import count_alone
 from tenants.isolation import alias
 from tenants.models import Tenant
 
@@ -38,6 +39,7 @@ def add(*, actor: str, tenant: Tenant, url: str, events: Sequence[str], endpoint
     if not events or not set(events) <= set(offered):
         raise ValidationError({"events": f"choose from {', '.join(offered)}"})
     with change_by(actor):
+        count_alone(tenant.id)
         if Endpoint.objects.filter(tenant=tenant).count() >= MOST:
             raise ValidationError({"url": f"a tenant has at most {MOST} endpoints"})
         wanted = [event for event in offered if event in events]
@@ -82,6 +84,7 @@ def draw(*, actor: str, tenant: Tenant, priority_class: str, measure: str, amoun
     if measure == Threshold.Measure.MONEY and not 1 <= amount <= 100:
         raise ValidationError({"amount": "a percentage of the budget lies between 1 and 100"})
     with change_by(actor):
+        count_alone(tenant.id)
         mine = Threshold.objects.filter(tenant=tenant)
         if mine.count() >= MOST_THRESHOLDS:
             raise ValidationError({"amount": f"a tenant has at most {MOST_THRESHOLDS} of them"})
