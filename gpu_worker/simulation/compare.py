@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from decimal import Context
 
 from gpu_worker.simulated import DeviceProfile
 from gpu_worker.simulation.ceiling import batch_ceiling
@@ -239,4 +240,6 @@ def spread_table(seeds: Sequence[Sequence[Figure]]) -> str:
 
 
 def _cell(value: float) -> str:
-    return f"{value:,.0f}" if value == int(value) or abs(value) >= 1_000 else f"{value:.3g}"
+    """Whole above 1,000, else in three digits; written out, never as a power of ten."""
+    is_whole = value == int(value) or abs(value) >= 1_000
+    return f"{value:,.0f}" if is_whole else f"{Context(prec=3).create_decimal_from_float(value).normalize():,f}"

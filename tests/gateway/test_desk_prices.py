@@ -228,7 +228,16 @@ def test_where_there_never_was_any_use_no_day_of_it_is_told(house: Any) -> None:
         (400_000, 410_000, "1.02"),
         (1, 7, "7"),
         (0, 7, ""),
+        (7, 0, "0"),
+        (1, 1_000, "1,000"),
+        (2, 1_999, "1,000"),
+        (1, 999, "999"),
+        (1_000, 12_345_000, "12,300"),
+        (1, 10**12, "1,000,000,000,000"),
+        (1_000, 1, "0.001"),
+        (10**12, 1, "0.000000000001"),
+        (30_000_000, 1, "0.0000000333"),
     ],
 )
-def test_a_price_that_changes_is_never_said_to_be_the_same(before: int, after: int, factor: str) -> None:
+def test_the_factor_of_a_price_is_written_out_and_is_never_1_where_it_changes(before: int, after: int, factor: str) -> None:
     assert PriceChange("m batch", "prompt", before, after).factor == factor

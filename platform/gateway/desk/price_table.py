@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Context, Decimal
 
 from django.core.exceptions import ValidationError
 from django.utils import timezone
@@ -13,7 +14,7 @@ from billing.price_preview import DayOfUse, day_of_use
 from billing.price_sanity import oddities
 from tenants.policy_changes import Change
 
-MOST_DIGITS = 17  # that a float has
+MOST_DIGITS = 17  # enough to tell any two prices apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +32,13 @@ class PriceChange:
     def factor(self) -> str:
         if not self.before:
             return ""
-        texts = (f"{self.after / self.before:,.{digits}g}" for digits in range(3, MOST_DIGITS))
+        texts = (_ratio(self.after, self.before, digits) for digits in range(3, MOST_DIGITS))
         return next((text for text in texts if text != "1"), "1")
+
+
+def _ratio(above: int, below: int, digits: int) -> str:
+    """Rounded to so many digits and written out: 1,000 and 0.000001, never a power of ten."""
+    return f"{Context(prec=digits).divide(Decimal(above), Decimal(below)).normalize():,f}"
 
 
 @dataclass(frozen=True, slots=True)

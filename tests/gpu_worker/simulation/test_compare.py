@@ -107,6 +107,15 @@ def test_the_table_says_missed_as_soon_as_one_seed_misses() -> None:
     assert spread_table([good, bad]).endswith("MISSED")
 
 
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [(0.00001234, "0.0000123"), (0.88, "0.88"), (12.345, "12.3"), (999.9, "1,000"), (12_345.6, "12,346"), (3.0, "3")],
+)
+def test_a_figure_is_written_out_and_never_as_a_power_of_ten(value: float, written: str) -> None:
+    assert Figure("tail", value, at_most=value).target == f"≤ {written}"
+    assert f" {written} " in spread_table([[Figure("tail", value, at_most=1e9)]])
+
+
 def test_the_last_line_holds_every_seed(capsys: pytest.CaptureFixture[str]) -> None:
     assert simulate.main(["--story", "tenant_flood", "--compare", "--seeds", "2", "--json"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
