@@ -239,5 +239,7 @@ def test_where_there_never_was_any_use_no_day_of_it_is_told(house: Any) -> None:
         (30_000_000, 1, "0.0000000333"),
     ],
 )
-def test_the_factor_of_a_price_is_written_out_and_is_never_1_where_it_changes(before: int, after: int, factor: str) -> None:
+def test_the_factor_of_a_price_is_written_out_and_never_1_where_it_changes(
+    before: int, after: int, factor: str
+) -> None:
     assert PriceChange("m batch", "prompt", before, after).factor == factor
