@@ -139,5 +139,5 @@ _NAMES = (("of another", True), ("of nobody", False))
 
 def test_every_route_that_names_an_object_is_in_a_matrix() -> None:
     covered = {(method, pattern.replace("{file}", "*").replace("{batch}", "*")) for method, pattern in archive.ROUTES}
-    models = {("GET", "/v1/models/**")}  # of the house; a model that is not granted: test_bad_input.py
+    models = {("GET", "/v1/models/**")}  # of the house; a model that is not granted: test_models.py
     assert set(NAMING) - set(OF_RESPONSES) - models - covered == set()
