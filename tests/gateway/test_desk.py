@@ -1,4 +1,4 @@
-"""The policy desk's pages: how an edit is seen, sent off, approved, undone, and by whom."""
+"""Edits of the policy at the desk: how one is seen, sent off, approved, undone, and by whom."""
 
 from __future__ import annotations
 
@@ -8,14 +8,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import Permission, User
-from django.test import Client
 
-from gateway.desk.preview import Preview, Previews
 from scheduler_engine.policy import PriorityClass as ClassName
 from tenants import selectors, services
 from tenants.models import AuditEvent, PolicyProposal, PolicyVersion, QuotaPolicy
-from tests.gateway.desk_world import act, drafted, form_of, open_house, staff, weight
+from tests.gateway.desk_world import act, drafted, form_of, open_house, weight
 
 
 @pytest.fixture
@@ -231,165 +228,3 @@ def test_going_back_without_a_word_of_what_was_seen_changes_nothing_and_says_so(
         page = house.alice.post(f"/operator/policy/versions/{start}", form, follow=True).content.decode()
         assert "The form did not say which version was in force when you looked" in page
     assert weight() == 7
-
-
-def test_an_emergency_pause_is_in_force_at_once_and_on_record(house: Any, settings: Any) -> None:
-    settings.RUBATO_POLICY_NEEDS_APPROVAL = True
-    place = f"/operator/policy/pause/{house.tenant.id}/default"
-    house.alice.post(place, {"action": "pause", "reason": "runaway"})
-    assert QuotaPolicy.objects.get(priority_class="default").allowed is False
-    assert PolicyVersion.objects.first().reason == "emergency: Aurora, default paused. runaway"
-    event = AuditEvent.objects.filter(object_type="quotapolicy", action="update").first()
-    assert event.reason == "emergency: Aurora, default paused. runaway"
-    house.alice.post(place, {"action": "resume"})
-    assert QuotaPolicy.objects.get(priority_class="default").allowed is True
-
-
-def test_what_was_never_granted_is_offered_no_button_and_cannot_be_resumed(house: Any) -> None:
-    place = f"/operator/policy/pause/{house.tenant.id}"
-    before = house.alice.get("/operator/policy/").content.decode()
-    assert (before.count(">Resume<"), before.count(">Pause<")) == (0, 1)
-    page = house.alice.post(f"{place}/interactive", {"action": "resume"}, follow=True).content.decode()
-    assert "interactive was not paused for Aurora: to grant it, tick it" in page
-    page = house.alice.post(f"{place}/interactive", {"action": "pause"}, follow=True).content.decode()
-    assert "interactive is not granted to Aurora: there is nothing to pause" in page
-    assert [row.allowed for row in QuotaPolicy.objects.order_by("priority_class")] == [False, True, False]
-    assert PolicyVersion.objects.count() == 1
-
-
-def test_a_paused_class_is_resumed_once_and_keeps_its_limits(house: Any) -> None:
-    place = f"/operator/policy/pause/{house.tenant.id}/default"
-    act(house.alice, drafted(house.alice, default__concurrency="9"), action="send")
-    page = house.alice.post(place, {"action": "pause"}, follow=True).content.decode()
-    assert (page.count(">Resume<"), page.count(">Pause<")) == (1, 0)
-    page = house.alice.post(place, {"action": "resume"}, follow=True).content.decode()
-    assert (page.count(">Resume<"), page.count(">Pause<")) == (0, 1)
-    assert "was not paused" in house.alice.post(place, {"action": "resume"}, follow=True).content.decode()
-    assert QuotaPolicy.objects.get(priority_class="default").concurrency == 9
-
-
-def test_an_edit_may_end_a_pause_and_a_later_edit_that_takes_the_class_away_leaves_no_pause(house: Any) -> None:
-    house.alice.post(f"/operator/policy/pause/{house.tenant.id}/default", {"action": "pause"})
-    box = f"{house.tenant.id}.default.allowed"
-    for is_allowed in (True, False):
-        form = {name: value for name, value in form_of(house.alice).items() if name != box}
-        answer = house.alice.post("/operator/policy/", form | ({box: "on"} if is_allowed else {}))
-        act(house.alice, PolicyProposal.objects.get(id=answer["Location"].split("/")[-1]), action="send")
-        assert QuotaPolicy.objects.get(priority_class="default").allowed is is_allowed
-    assert ">Resume<" not in house.alice.get("/operator/policy/").content.decode()
-
-
-def test_a_replay_of_no_request_says_that_there_was_none_and_can_be_asked_for_again(house: Any) -> None:
-    proposal = drafted(house.alice, default__weight="7")
-    nothing: dict[str, Any] = {"classes": {}, "tenants": {}}
-    result = {"seconds": 2_445, "draws": 1, "happened": nothing, "model": nothing, "what_if": nothing}
-    Previews()._keep(str(proposal.id), Preview("done", result=result | {"error_percent": {}}))
-    page = house.alice.get(f"/operator/policy/edits/{proposal.id}").content.decode()
-    assert "Nothing was recorded: no request came in that time" in page
-    assert "40 min" not in page
-    assert "error of this preview" not in page
-    assert ">Replay the hour</button>" in page
-
-
-def test_a_pause_asked_by_htmx_answers_with_the_button_as_it_is_then(house: Any) -> None:
-    place = f"/operator/policy/pause/{house.tenant.id}/default"
-    for action, then in (("pause", "Resume"), ("resume", "Pause"), ("resume", "Pause")):
-        answer = house.alice.post(place, {"action": action}, headers={"HX-Request": "true"})
-        page = answer.content.decode()
-        assert (answer.status_code, page.count("<button"), f">{then}<" in page) == (200, 1, True)
-    assert "default was not paused for Aurora" in page
-
-
-@pytest.mark.parametrize("page", ["", "classes", "history", "versions/1"])
-def test_only_staff_who_may_change_quotas_come_in(house: Any, page: str) -> None:
-    assert house.alice.get(f"/operator/policy/{page}").status_code in (200, 404)
-    assert staff("carol", may_edit=False).get(f"/operator/policy/{page}").status_code == 403
-    assert Client().get(f"/operator/policy/{page}").status_code == 302
-
-
-def test_what_does_not_exist_is_not_found(house: Any) -> None:
-    nobody = "00000000-0000-7000-8000-000000000000"
-    for page in ("versions/99", f"edits/{nobody}", f"edits/{nobody}/preview"):
-        assert house.alice.get(f"/operator/policy/{page}").status_code == 404
-    assert house.alice.post(f"/operator/policy/pause/{nobody}/default").status_code == 404
-
-
-def test_a_search_finds_tenants_by_name_and_says_where_there_is_none(house: Any) -> None:
-    services.create_tenant(actor="tests", slug="bulk", name="Bulk")
-    page = house.alice.get("/operator/policy/?q=bul").content.decode()
-    assert ("Bulk" in page, "Aurora" in page) == (True, False)
-    assert "No tenant is called" in house.alice.get("/operator/policy/?q=zzz").content.decode()
-
-
-def test_a_nul_in_a_query_is_a_bad_request_and_no_failure_of_ours(house: Any) -> None:
-    assert house.alice.get("/operator/policy/?q=%00").status_code == 400
-
-
-def test_the_desk_leads_to_the_console_and_to_the_live_page(house: Any) -> None:
-    page = house.alice.get("/operator/policy/").content.decode()
-    for address, name in (("/console/", "Console"), ("/operator/live", "Live"), ("/admin/", "Admin")):
-        assert f'<a href="{address}">{name}</a>' in page
-
-
-def test_what_a_pause_asked_by_htmx_has_to_say_it_says_itself_and_on_no_later_page(house: Any) -> None:
-    place = f"/operator/policy/pause/{house.tenant.id}/default"
-    for action in ("pause", "resume"):
-        answer = house.alice.post(place, {"action": action}, headers={"HX-Request": "true"})
-        assert f"Aurora, default: {action}d." in answer.content.decode()
-        assert "messages" not in answer.cookies
-    assert "Aurora, default: " not in house.alice.get("/operator/policy/").content.decode()
-
-
-@pytest.mark.parametrize("state", ["applied", "withdrawn", "conflict"])
-@pytest.mark.parametrize("headers", [{}, {"HX-Request": "true"}], ids=["page", "fragment"])
-def test_an_edit_that_cannot_come_into_force_any_more_is_not_replayed(
-    house: Any, state: str, headers: dict[str, str]
-) -> None:
-    proposal = drafted(house.alice, default__weight="7")
-    PolicyProposal.objects.filter(id=proposal.id).update(state=state)
-    place = f"/operator/policy/edits/{proposal.id}/preview"
-    page = house.alice.post(place, {"action": "start"}, headers=headers, follow=True).content.decode()
-    assert f"This edit is {state}: only one that may still come into force is replayed." in page
-    assert "Replay the hour" not in page
-    assert Previews().find(str(proposal.id)) is None
-
-
-def test_a_replay_judges_the_edit_made_to_the_policy_in_force(house: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    replayed: list[Any] = []
-    monkeypatch.setattr(Previews, "start", lambda previews, draft_id, document, minutes: replayed.append(document))
-    proposal = drafted(house.alice, default__weight="7")
-    act(house.bob, drafted(house.bob, default__concurrency="9"), action="send")
-    house.alice.post(f"/operator/policy/edits/{proposal.id}/preview", {"action": "start"})
-    (row,) = [row for row in replayed[0]["tenants"] if row["priority_class"] == "default"]
-    assert (row["weight"], row["concurrency"]) == (7, 9)
-
-
-@pytest.mark.parametrize(("num_unserved", "is_said"), [(0, False), (1_234, True)])
-def test_a_replay_says_how_many_still_waited_when_the_recording_ended(
-    house: Any, num_unserved: int, is_said: bool
-) -> None:
-    proposal = drafted(house.alice, default__weight="7")
-    row = {"requests": 5, "refused": {}, "ttft_ms": {"p50": 274.0, "p99": None}, "tokens_per_s": 1.0}
-    runs = {"classes": {"batch": {**row, "preemptions": {}, "step_time_holds": 0}}, "tenants": {}}
-    result = {"seconds": 300, "draws": 1, "happened": runs, "model": runs, "what_if": runs, "error_percent": {}}
-    Previews()._keep(str(proposal.id), Preview("done", result=result | {"unserved": num_unserved}))
-    page = house.alice.get(f"/operator/policy/edits/{proposal.id}").content.decode()
-    assert ("When the recording ended, 1,234 requests still waited for a first token" in page) == is_said
-
-
-def test_who_may_not_edit_prices_sees_no_way_to_them(house: Any) -> None:
-    alice = User.objects.get(username="alice")
-    alice.user_permissions.add(Permission.objects.get(codename="view_price"))
-    pages = ["/operator/policy/", "/operator/policy/history", "/admin/billing/price/"]
-    assert ["/operator/policy/prices" in house.alice.get(page).content.decode() for page in pages] == [False] * 3
-    alice.user_permissions.add(Permission.objects.get(codename="change_price"))
-    assert ["/operator/policy/prices" in house.alice.get(page).content.decode() for page in pages] == [True] * 3
-
-
-@pytest.mark.parametrize("page", ["/operator/live", "/admin/tenants/quotapolicy/", "/admin/tenants/priorityclass/"])
-def test_who_may_not_edit_the_policy_sees_no_way_to_the_desk(house: Any, page: str) -> None:
-    carol = staff("carol", may_edit=False)
-    User.objects.get(username="carol").user_permissions.add(*Permission.objects.filter(codename__startswith="view_"))
-    assert '"/operator/policy/' not in carol.get(page).content.decode()
-    User.objects.get(username="carol").user_permissions.add(Permission.objects.get(codename="change_quotapolicy"))
-    assert '"/operator/policy/' in carol.get(page).content.decode()
