@@ -15,8 +15,9 @@ from gateway import dispatch
 from gateway.admission import Grant, Limits
 from gateway.errors import InvalidRequest, Reason, Refusal
 from gateway.ownership import MOVED_MS, Card, Owner, Ownership
+from gateway.response_stream import Lost, ResponseStream
 from gateway.stored.shelf import ResponseShelf
-from gateway.streams import MOVED, NOWHERE, Lost, ResponseStream, Streams
+from gateway.streams import MOVED, NOWHERE, Streams
 from wire.bus import FinishedOutput, GatewayBus
 from wire.messages import Attach, Finished, LoadSnapshot, Moved, Submit
 

@@ -22,7 +22,8 @@ from gateway.offers import Offer, Prepared, Terms, offer, terms_of
 from gateway.owed import Owed
 from gateway.ownership import Card, Ownership
 from gateway.policy_feed import PolicyFeed
-from gateway.streams import Lost, Reader, ResponseStream, Streams
+from gateway.response_stream import Lost, Reader, ResponseStream
+from gateway.streams import Streams
 from gateway.text import Text
 from gateway.tracing import tracing
 from scheduler_engine.policy import PriorityClass

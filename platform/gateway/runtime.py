@@ -33,8 +33,9 @@ from gateway.loads import loads as load_source
 from gateway.ownership import Ownership
 from gateway.policy_feed import PolicyFeed
 from gateway.rebuild import GateBuilder
+from gateway.response_stream import Reader
 from gateway.stored.shelf import DatabaseShelf, ResponseShelf
-from gateway.streams import Reader, Streams
+from gateway.streams import Streams
 from gateway.text import Text, byte_text
 from tenants import services
 from wire.bus import BusError, GatewayBus

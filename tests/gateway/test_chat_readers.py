@@ -82,7 +82,7 @@ async def test_a_slow_reader_loses_nothing_and_is_charged_what_the_engine_made(w
 async def test_a_reader_that_never_reads_is_dropped_and_its_work_cancelled(
     world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.streams.STALLED_AFTER_S", 0.2)
+    monkeypatch.setattr("gateway.response_stream.STALLED_AFTER_S", 0.2)
     world.worker.script.answer = b"z" * 32_000
     world.worker.script.tokens_per_step = 500
     world.worker.step_s = 0.02  # 64 steps, and far more bytes than the sockets hold

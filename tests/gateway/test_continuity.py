@@ -11,8 +11,8 @@ import openai
 import pytest
 
 from gateway.errors import InvalidRequest
+from gateway.response_stream import Lost, Reader
 from gateway.runtime import Runtime
-from gateway.streams import Lost, Reader
 from wire.messages import Finished, Released, Reserved, Usage
 
 MODEL = "simulated"
@@ -192,7 +192,7 @@ async def test_a_background_response_whose_gateway_died_is_adopted_before_its_wo
 async def test_a_background_response_that_was_adopted_goes_on_to_its_end_without_any_reader(
     world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.streams.LINGER_S", 0.1)
+    monkeypatch.setattr("gateway.response_stream.LINGER_S", 0.1)
     monkeypatch.setattr("gateway.runtime.HEARTBEAT_S", 0.05)
     monkeypatch.setattr("gateway.runtime.ADOPT_S", 0.05)
     world.worker.script.answer, world.worker.step_s = b"x" * 200, 0.01
@@ -287,7 +287,7 @@ async def test_a_response_that_was_taken_over_waits_for_its_reader_and_then_ends
     world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is not in the background ends without a reader, also after it was resumed elsewhere."""
-    monkeypatch.setattr("gateway.streams.LINGER_S", 0.5)
+    monkeypatch.setattr("gateway.response_stream.LINGER_S", 0.5)
     monkeypatch.setattr("gateway.runtime.HEARTBEAT_S", 0.1)
     world.worker.script.answer, world.worker.step_s = b"x" * 2_000, 0.02
     async with second_gateway(world) as other:

@@ -9,16 +9,8 @@ import pytest
 
 from gateway.admission import Grant, Limits
 from gateway.errors import Reason
-from gateway.streams import (
-    ABANDONED_LEASE_S,
-    LINGER_S,
-    LOST_AFTER_S,
-    STALLED_AFTER_S,
-    Delivery,
-    Lost,
-    ResponseStream,
-    Streams,
-)
+from gateway.response_stream import ABANDONED_LEASE_S, LINGER_S, STALLED_AFTER_S, Delivery, Lost, ResponseStream
+from gateway.streams import LOST_AFTER_S, Streams
 from scheduler_engine.policy import PriorityClass
 from tests.loads import quiet_load
 from wire.bus import BadEntry

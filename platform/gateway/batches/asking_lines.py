@@ -18,8 +18,8 @@ from gateway.auth import Caller
 from gateway.batches.endpoints import HANDLERS
 from gateway.door import Entered, Keep
 from gateway.errors import InvalidRequest, Reason, Refusal
+from gateway.response_stream import Reader, ResponseStream
 from gateway.runtime import Runtime
-from gateway.streams import Reader, ResponseStream
 from gateway.text import Text
 from gateway.v1.http import Exchange
 from gateway.v1.routes import Call

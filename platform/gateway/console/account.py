@@ -10,7 +10,7 @@ from typing import Any
 
 from billing.documents import money
 from billing.pricing import TokenCounts, TokenPrices, cost_micros
-from gateway.streams import End
+from gateway.response_stream import End
 from gateway.v1.answers import WISHES
 from scheduler_engine.events import FinishReason
 from scheduler_engine.explain import milliseconds, words

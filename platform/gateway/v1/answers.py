@@ -13,7 +13,7 @@ import msgspec
 
 from gateway.door import Entered
 from gateway.errors import Reason, Refusal, from_reject
-from gateway.streams import End, Lost, Piece
+from gateway.response_stream import End, Lost, Piece
 from gateway.text import Detokenizer, Text
 from scheduler_engine.events import FinishReason, RejectReason
 from scheduler_engine.policy import PriorityClass

@@ -18,7 +18,7 @@ from gateway.asking import Ask, Chat
 from gateway.auth import Caller
 from gateway.door import Door
 from gateway.errors import Reason, invalid
-from gateway.streams import Piece
+from gateway.response_stream import Piece
 from gateway.v1 import asks, generation, schemas
 from gateway.v1.answers import ChoiceText, chat_logprobs, encode, event, usage
 from gateway.v1.decoding import decode, refuse_unsupported

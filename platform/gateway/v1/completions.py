@@ -17,7 +17,7 @@ from gateway.asking import TIER_OF_CLASS, Ask, Plain, Prompt, TokenIds
 from gateway.auth import Caller
 from gateway.door import Door, Entered
 from gateway.errors import Reason, invalid
-from gateway.streams import Piece
+from gateway.response_stream import Piece
 from gateway.text import Detokenizer
 from gateway.v1 import asks, generation, schemas
 from gateway.v1.answers import LEAST_LOGPROB, ChoiceText, encode, event, token_text, usage

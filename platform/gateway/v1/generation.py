@@ -17,7 +17,7 @@ from gateway.asking import Ask
 from gateway.auth import Caller
 from gateway.door import Door, Entered
 from gateway.errors import InvalidRequest, Refusal, error_event
-from gateway.streams import Delivery, Piece
+from gateway.response_stream import Delivery, Piece
 from gateway.tracing import tracing
 from gateway.v1.answers import cost_headers, event, explained, outcome_of
 from gateway.v1.http import Exchange

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from gateway.errors import Reason, Refusal
-from gateway.streams import Delivery, End
+from gateway.response_stream import Delivery, End
 from gateway.text import Text
 from gateway.v1.answers import ChoiceText, outcome_of
 from gateway.v1.schemas import ResponseCreate

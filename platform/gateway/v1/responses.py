@@ -18,8 +18,8 @@ from gateway.asking import TIER_OF_CLASS, Ask, Chat
 from gateway.auth import Caller
 from gateway.door import Door, Entered, Keep
 from gateway.errors import InvalidRequest, Reason, invalid
+from gateway.response_stream import Reader, ResponseStream
 from gateway.runtime import Runtime
-from gateway.streams import Reader, ResponseStream
 from gateway.text import Text
 from gateway.v1 import asks
 from gateway.v1.decoding import refuse_unsupported

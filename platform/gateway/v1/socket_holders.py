@@ -11,8 +11,8 @@ from typing import Any
 from gateway.auth import Caller, Keys, key_of_request
 from gateway.console import account, tickets
 from gateway.errors import Reason, Refusal
+from gateway.response_stream import End
 from gateway.runtime import Runtime
-from gateway.streams import End
 from gateway.v1.response_events import Event
 from wire.bus import BusError
 from wire.messages import Submit

@@ -20,7 +20,7 @@ from django.views.decorators.http import require_POST, require_safe
 from gateway import runtime
 from gateway.console.pages.membership import Member, page
 from gateway.loads import loads
-from gateway.streams import ResponseStream
+from gateway.response_stream import ResponseStream
 from scheduler_engine.policy import PriorityClass
 from tenants.roles import Capability
 from wire.bus import BusError
