@@ -146,7 +146,7 @@ def account(house: House, browser: Client) -> Raced:
 
 def line_for_alerts(house: House, browser: Client) -> Raced:
     send = page(browser, "/console/aurora/alerts", priority_class="batch", measure="tokens", amount="9")
-    return Raced(send, Threshold.objects.count, (Threshold, "full_clean", 1), "already exists")
+    return Raced(send, Threshold.objects.count, words="this one is there already")  # they are counted one by one
 
 
 def draft() -> str:
