@@ -35,20 +35,21 @@ from wire.redis_keys import POLICY_POLL_S, Keys
 log = logging.getLogger(__name__)
 _UTC = ZoneInfo("UTC")
 MAX_AGE_S = 1.0  # of a view that is decided by, and of the silence after a ping
+TELL_S = 2.0  # of one try, of two: an edit that was saved waits no longer, and is told again until it is
 LISTEN_S = 8.0  # of one round: a connection, a subscription, a poll and a ping
 
 
 def publish(document: Mapping[str, Any]) -> None:
     """Called on commit of a policy edit. Raises BusError: the edit is saved, and the next publish carries it."""
     keys, version = Keys(settings.RUBATO_REDIS_PREFIX), document["version"]
-    with connect(settings.REDIS_URL) as client:
+    with connect(settings.REDIS_URL, timeout_s=TELL_S) as client:
         if not write_policy(client, keys, version=version, document=json.dumps(document)):
             log.error("policy %s is not put in force: Redis holds a newer one (%s)", version, keys.policy_version)
 
 
 def revoked(public_id: str) -> None:
     """Called on commit when a key was revoked or its tenant switched: every gateway drops it from its cache."""
-    with connect(settings.REDIS_URL) as client:
+    with connect(settings.REDIS_URL, timeout_s=TELL_S) as client:
         client.publish(keys_changed(Keys(settings.RUBATO_REDIS_PREFIX)), public_id)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import socket
+import time
 from typing import Any
 
 import pytest
@@ -10,9 +12,12 @@ import redis
 from django.conf import settings
 from django.test import Client
 
+from gateway import policy_feed
+from gateway.desk import telling
 from tenants import services
 from tenants.models import PolicyVersion
 from tests.gateway.desk_world import act, drafted, open_house, weight
+from wire.redis_bus.connection import SOCKET_TIMEOUT_S
 from wire.redis_keys import Keys
 
 NOWHERE = "redis://127.0.0.1:1/0"
@@ -48,7 +53,7 @@ def test_an_edit_that_is_saved_while_redis_is_away_is_not_said_to_be_in_force(ho
         in house.alice.get(f"/operator/policy/edits/{proposal.id}").content.decode()
     )
     page = act(house.alice, proposal, action="send")
-    saved = PolicyVersion.objects.first().version
+    saved = PolicyVersion.objects.latest("version").version
     assert weight() == 7
     assert "In force" not in page
     assert f"Saved: version {saved}." in page
@@ -105,3 +110,22 @@ def test_an_emergency_pause_that_is_not_told_says_so(house: Any, settings: Any, 
 
 def test_the_fragment_by_itself_leads_to_the_history(house: Any) -> None:
     assert house.alice.get(FRAGMENT)["Location"] == "/operator/policy/history"
+
+
+def test_a_redis_that_is_silent_keeps_a_pause_waiting_no_longer_than_its_button_does(
+    house: Any, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = 2  # of each: the library's own, and one more
+    page = house.alice.get("/operator/policy/").content.decode()
+    (button_ms,) = set(re.findall(r'"timeout": (\d+)', page))
+    assert 1_000 * tries * (policy_feed.TELL_S + telling.PATIENCE_S) < int(button_ms)
+    monkeypatch.setattr(policy_feed, "TELL_S", 0.01)
+    monkeypatch.setattr(telling, "PATIENCE_S", 0.01)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        settings.REDIS_URL = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
+        began = time.monotonic()
+        answer = house.alice.post(
+            f"/operator/policy/pause/{house.tenant.id}/default", {"action": "pause"}, headers=HTMX
+        )
+        assert time.monotonic() - began < SOCKET_TIMEOUT_S  # what one try of anything else would have waited
+    assert "This is saved, and not in force yet." in answer.content.decode()

@@ -21,6 +21,7 @@ from django.conf import settings
 from redis.exceptions import RedisError
 
 from gateway.desk.replaying import HOUR, NICE, command
+from gateway.desk.telling import PATIENCE_S
 from tenants.policy_changes import Document
 from wire.redis_bus import connect
 from wire.redis_keys import Keys
@@ -53,7 +54,7 @@ class Previews:
     def find(self, draft_id: str) -> Preview | None:
         """None where none was started within the hour."""
         try:
-            with closing(connect(settings.REDIS_URL)) as client:
+            with closing(connect(settings.REDIS_URL, timeout_s=PATIENCE_S)) as client:
                 held = client.get(self._key(draft_id))
         except RedisError:
             return Preview("failed", doing="Redis does not answer")
@@ -81,7 +82,7 @@ class Previews:
         return f"{self._keys.prefix}desk:preview:{draft_id}"
 
     def _keep(self, draft_id: str, preview: Preview) -> Preview:
-        with closing(connect(settings.REDIS_URL)) as client:
+        with closing(connect(settings.REDIS_URL, timeout_s=PATIENCE_S)) as client:
             kept_s = SILENT_S if preview.state == "running" else KEPT_S
             client.set(self._key(draft_id), json.dumps(asdict(preview)), ex=kept_s)
         return preview
