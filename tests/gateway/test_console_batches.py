@@ -50,7 +50,7 @@ class House:
         return f"/console/{self.slug}/{page}"
 
     def upload(self, content: bytes = CONTENT, *, name: str = "lines.jsonl", client: Any = None, **form: str) -> Any:
-        given = {"endpoint": "/v1/chat/completions", "key": str(self.key.id), **form}
+        given = {"endpoint": "/v1/chat/completions", "key": str(self.key.id), "made_id": uuid.uuid4(), **form}
         file = SimpleUploadedFile(name, content)
         return (client or self.client).post(self.at("batches"), {**given, "file": file})
 

@@ -75,6 +75,7 @@ class Batch(models.Model):
     completion_window = models.CharField(max_length=8, default="24h")
     output_lifetime_s = models.BigIntegerField()
     metadata = models.JSONField(null=True, blank=True)
+    form_id = models.UUIDField(null=True, editable=False, help_text="of the console's form that made it, once")
     model = models.CharField(max_length=200, default="", blank=True, help_text="of all lines; empty when they differ")
     status = models.CharField(max_length=12, choices=Status.choices, default=Status.VALIDATING)
     outcome = models.CharField(max_length=12, choices=Status.choices, default="", blank=True)
@@ -113,6 +114,7 @@ class Batch(models.Model):
         ]
         constraints = [
             models.UniqueConstraint(fields=["tenant", "id"], name="batch_reference"),  # target of composite keys
+            models.UniqueConstraint(fields=["tenant", "form_id"], name="batch_once_a_form"),
             models.CheckConstraint(
                 condition=Q(
                     num_completed__gte=0, num_failed__gte=0, num_lines__gte=F("num_completed") + F("num_failed")

@@ -60,6 +60,14 @@ class TooManyOpenBatches(Exception):
     """As many of the tenant's batches as may be have not ended yet."""
 
 
+class SentBefore(Exception):
+    """The form of this ``form_id`` has made its batch."""
+
+    def __init__(self, made: Batch) -> None:
+        super().__init__(f"batch {made.id}")
+        self.made = made
+
+
 class NoSuchObject(Exception):
     """Unknown, somebody else's, deleted or expired: all the same to the one who asks."""
 
@@ -113,13 +121,18 @@ def create_batch(
     output_lifetime_s: int = FILE_LIFETIME_S,
     metadata: Mapping[str, str] | None = None,
     most_open: int | None = None,
+    form_id: UUID | None = None,
     now: datetime | None = None,
 ) -> Batch:
     """A batch to be validated. Raises NoSuchObject where the file is none of the tenant's input files, and
-    TooManyOpenBatches where ``most_open`` have not ended.
+    TooManyOpenBatches where ``most_open`` have not ended, and SentBefore where there is one of this ``form_id``.
     """
     moment = now or timezone.now()
     with tenant(owner.tenant_id):
+        if form_id is not None:
+            count_alone(owner.tenant_id)
+            if made := Batch.objects.using(ALIAS).filter(form_id=form_id).first():
+                raise SentBefore(made)
         if most_open is not None:
             count_alone(owner.tenant_id)
             if Batch.objects.using(ALIAS).filter(status__in=OPEN).count() >= most_open:
@@ -136,6 +149,7 @@ def create_batch(
             completion_window=completion_window,
             output_lifetime_s=output_lifetime_s,
             metadata=None if metadata is None else dict(metadata),
+            form_id=form_id,
             created_at=moment,
             expires_at=moment + timedelta(seconds=WINDOWS_S[completion_window]),
         )

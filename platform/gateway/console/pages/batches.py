@@ -22,15 +22,26 @@ from django.db.models import Q
 from django.http import Http404, HttpRequest, HttpResponse, StreamingHttpResponse
 from django.shortcuts import redirect, render
 from django.utils import timezone
+from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST, require_safe
 
 from gateway.batches import ids, selectors, services, wishes
 from gateway.batches.models import Batch
-from gateway.batches.services import ENDPOINTS, FILE_LIFETIME_S, NewFile, Owner, TenantStorageFull, WrongState
+from gateway.batches.services import (
+    ENDPOINTS,
+    FILE_LIFETIME_S,
+    NewFile,
+    Owner,
+    SentBefore,
+    TenantStorageFull,
+    WrongState,
+)
 from gateway.batches.storage import ContentLost, Storage, StorageFull
 from gateway.console.pages.membership import Member, page
 from gateway.downloads import Pieces
 from gateway.v1.files import plain_name
+from tenants.checks import SENT_BEFORE
+from tenants.forms import Once
 from tenants.isolation import ALIAS
 from tenants.models import ApiKey
 from tenants.roles import Capability
@@ -71,7 +82,7 @@ class ByName(forms.ModelChoiceField):  # type: ignore[type-arg]
         return f"{obj.name} …{obj.last4}, {obj.project.name}"
 
 
-class NewBatch(forms.Form):
+class NewBatch(Once):
     file = forms.FileField(label="input file", help_text="JSON lines, as for /v1/batches: choose it, or drop it here")
     endpoint = forms.ChoiceField(choices=[(one, one) for one in ENDPOINTS])
     key = ByName(
@@ -95,12 +106,17 @@ class NewBatch(forms.Form):
         return given
 
 
+@never_cache
 @page(Capability.USE_PLAYGROUND)
 def batches(request: HttpRequest, me: Member) -> HttpResponse:
     """The list, newest first, and the form; with HX-Request the list alone, for as long as one is unfinished."""
     form = NewBatch(request.POST or None, request.FILES or None)
     if request.method == "POST" and form.is_valid():
-        made = _make(me, form)
+        try:
+            made = _make(me, form)
+        except SentBefore as refusal:
+            messages.info(request, SENT_BEFORE)
+            made = refusal.made
         if made is not None:
             return redirect("console-batch", slug=me.tenant.slug, batch_id=made.id)
     after = request.GET.get("after")
@@ -164,7 +180,7 @@ def file(request: HttpRequest, me: Member, file_id: uuid.UUID) -> StreamingHttpR
 
 
 def _make(me: Member, form: NewBatch) -> Batch | None:
-    """None where there was no room: the form says so."""
+    """None where there was no room: the form says so. Raises SentBefore, with nothing kept."""
     key, given = form.cleaned_data["key"], form.cleaned_data["file"]
     owner = Owner(tenant_id=me.tenant.id, project_id=key.project_id, key_id=key.id, key_public_id=key.public_id)
     storage, limit_bytes = _storage(), settings.RUBATO_TENANT_FILES_BYTES
@@ -183,13 +199,22 @@ def _make(me: Member, form: NewBatch) -> Batch | None:
         form.add_error("file", "There is no room for this file now; nothing of it was kept.")
         return None
     try:
-        kept = services.keep_file(owner=owner, file=content, limit_bytes=limit_bytes)
+        with transaction.atomic(using=ALIAS):
+            kept = services.keep_file(owner=owner, file=content, limit_bytes=limit_bytes)
+            made = services.create_batch(
+                owner=owner,
+                endpoint=form.cleaned_data["endpoint"],
+                input_file_id=kept.id,
+                completion_window="24h",
+                form_id=form.cleaned_data["made_id"],
+            )
+    except SentBefore:
+        storage.remove(content.storage_name)
+        raise
     except TenantStorageFull:
         storage.remove(content.storage_name)
         form.add_error("file", f"All files together may have {limit_bytes} bytes; delete some first.")
         return None
-    endpoint = form.cleaned_data["endpoint"]
-    made = services.create_batch(owner=owner, endpoint=endpoint, input_file_id=kept.id, completion_window="24h")
     transaction.on_commit(partial(wishes.ask_for, wishes.VALIDATE, made.id), using=ALIAS)
     return made
 
