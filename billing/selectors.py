@@ -68,6 +68,11 @@ def charged_micros(operation_id: UUID) -> int | None:
     return int(lines.get("settle", 0) + lines.get("adjust", 0)) if lines else None
 
 
+def credit_given(operation_id: UUID) -> LedgerEntry | None:
+    """The credit that an operation is, if it is one."""
+    return LedgerEntry.objects.filter(operation_id=operation_id, kind="credit").first()
+
+
 def correction_of(made_id: UUID) -> LedgerEntry | None:
     """The correction that a form of this id has booked."""
     keys = [f"{kind}:{made_id}" for kind in CORRECTIONS]

@@ -146,6 +146,14 @@ def refuse_adjustment(*, operation_id: uuid.UUID, amount_micros: int) -> None:
                 " that can be taken back. What goes beyond is a credit to its tenant."
             }
         )
+    given = selectors.credit_given(operation_id)
+    if given is not None and charged + amount_micros > given.amount_micros:
+        raise ValidationError(
+            {
+                "amount_micros": f"The operation is a credit of {given.amount_micros:,} micro-units, of which"
+                f" {charged:,} are taken back already: no more than is left can be."
+            }
+        )
 
 
 def one_at_a_time(id_: uuid.UUID) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from datetime import UTC, date, datetime, timedelta
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from django.core.exceptions import ValidationError
 from django.db import DatabaseError, transaction
 
-from billing import documents, ledger, services, statements
+from billing import documents, ledger, selectors, services, statements
 from billing.models import LedgerEntry, Statement
 from tenants.models import Tenant
 
@@ -211,3 +212,18 @@ def test_a_credit_needs_an_amount_and_a_reason(aurora: Tenant, amount: int, reas
     with pytest.raises(ValidationError, match=r"A credit (is above 0|has a reason)"):
         services.credit(actor="ops", tenant_id=aurora.id, amount_micros=amount, reason=reason)
     assert not LedgerEntry.objects.exists()
+
+
+@pytest.mark.parametrize("before", [0, 20, 50])
+def test_no_more_of_a_credit_is_taken_back_than_is_left_of_it(aurora: Tenant, before: int) -> None:
+    given = services.credit(actor="admin", tenant_id=aurora.id, amount_micros=50, reason="a gift")
+    adjust = partial(services.adjust, actor="admin", operation_id=given.operation_id)
+    if before:
+        adjust(amount_micros=before, reason="first")
+    with pytest.raises(ValidationError, match=f"credit of 50 micro-units, of which {before} are") as refusal:
+        adjust(amount_micros=51 - before, reason="slip")
+    assert list(refusal.value.message_dict) == ["amount_micros"]
+    if before < 50:
+        adjust(amount_micros=50 - before, reason="all of it")
+    adjust(amount_micros=-50, reason="it was right after all")
+    assert selectors.charged_micros(given.operation_id) == 0

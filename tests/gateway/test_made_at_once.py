@@ -62,12 +62,12 @@ def adjustment(house: House, browser: Client) -> Raced:
 
 def adjustment_of_a_credit(house: House, browser: Client) -> Raced:
     """Nothing but the ledger knows of it: there is no request whose row could be held."""
-    given = billing_services.credit(actor="tests", tenant_id=house.tenant.pk, amount_micros=1, reason="a gift")
-    billing_services.adjust(actor="tests", operation_id=given.operation_id, amount_micros=7, reason="a mistake")
+    given = billing_services.credit(actor="tests", tenant_id=house.tenant.pk, amount_micros=7, reason="a gift")
     add = "/admin/billing/ledgerentry/add/"
-    send = page(browser, add, operation_id=given.operation_id, amount_micros="-7", reason="taken back")
-    made = LedgerEntry.objects.filter(kind="adjust", amount_micros=-7).count
-    return Raced(send, made, (billing_services, "refuse_adjustment", 1), "The operation is charged 0 micro-units")
+    send = page(browser, add, operation_id=given.operation_id, amount_micros="7", reason="taken back")
+    made = LedgerEntry.objects.filter(kind="adjust", amount_micros=7).count
+    check = (billing_services, "refuse_adjustment", 1)
+    return Raced(send, made, check, "a credit of 7 micro-units, of which 7 are taken back already")
 
 
 def project(house: House, browser: Client) -> Raced:
