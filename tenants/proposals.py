@@ -2,30 +2,43 @@
 policy is one of them.
 
 An edit is carried over to whatever policy is in force when it is due; where somebody has edited the same field
-since, it ends as a conflict and changes nothing.
+since, or where at its moment it does not fit, it ends as a conflict and changes nothing. Every act on an edit is one
+transaction: what is refused has changed nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime
 from uuid import UUID
 
 from django.conf import settings
 from django.core.exceptions import ValidationError
+from django.db import InterfaceError, OperationalError
 from django.db.models import Q
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
-from scheduler_engine.policy import PolicyError, PolicySnapshot, snapshot_from_dict
+from scheduler_engine.policy import ClassPolicy, PolicyError, PolicySnapshot, TenantClassPolicy, snapshot_from_dict
 from tenants import selectors, services
 from tenants.audit import change_by
 from tenants.models import PolicyProposal, PolicyVersion, Tenant
 from tenants.policy_changes import Change, Conflict, Document, carried_over, conflicts, diff, in_words, places
 
+_log = logging.getLogger(__name__)
+
 WAITING = PolicyProposal.State.WAITING
 OPEN = (PolicyProposal.State.DRAFT, WAITING)  # may still come into force
+_BECAME = {
+    PolicyProposal.State.DRAFT: "has not been sent off yet",
+    PolicyProposal.State.WAITING: "has been sent off already",
+    PolicyProposal.State.APPLIED: "has come into force already: {outcome}",
+    PolicyProposal.State.WITHDRAWN: "has been withdrawn already, {outcome}",
+    PolicyProposal.State.CONFLICT: "cannot come into force any more: {outcome}",
+}
 MOST_OTHERS = 20  # open edits that a page is compared with: each is a whole policy
 
 
@@ -40,11 +53,11 @@ def propose(
 def draft(
     *, actor: str, document: Document, based_on: int, reason: str = "", prices: Sequence[Change] = ()
 ) -> PolicyProposal:
-    """Keeps an edit to be looked at; a ``reason`` is what its form begins with. Raises ValidationError where the engine
-    would refuse it or it changes nothing.
+    """Keeps an edit to be looked at; a ``reason`` is what its form begins with. Raises ValidationError where it
+    does not fit the version it began with or changes nothing.
     """
     start = _start(based_on)
-    _read(document)
+    _changed_rows(start, document)
     if not diff(start, document) and not prices:
         raise ValidationError("this edit changes nothing")
     proposal = PolicyProposal(document=document, based_on=based_on, created_by=actor, reason=reason)
@@ -72,38 +85,37 @@ def back_to(goal: Document, seen: Document) -> list[Change]:
 def send_off(*, actor: str, proposal_id: UUID, reason: str, effective_from: datetime | None = None) -> PolicyProposal:
     """A draft of one's own is meant. One that nobody must approve and that is due is applied at once.
 
-    Raises ValidationError without a reason, for another's draft and for one that was sent off before.
+    Raises ValidationError without a reason, for another's draft, for one that was sent off before, and where it is due
+    and does not fit what is in force: then it is a draft still.
     """
     if not reason.strip():
         raise ValidationError("Why: an edit goes on record with its reason.")
-    with change_by(actor, reason):
-        proposal = PolicyProposal.objects.select_for_update().get(id=proposal_id)
+    with _opened(actor, proposal_id, reason) as proposal:
         if proposal.state != PolicyProposal.State.DRAFT:
-            raise ValidationError(f"this edit is {proposal.state} already")
+            raise _became(proposal)
         if proposal.created_by != actor:
             raise ValidationError(f"this draft is {proposal.created_by}'s")
         proposal.state, proposal.reason, proposal.effective_from = WAITING, reason, effective_from
         proposal.needs_approval = settings.RUBATO_POLICY_NEEDS_APPROVAL
         proposal.save(update_fields=["state", "reason", "effective_from", "needs_approval"])
-    if not proposal.needs_approval:
-        _apply_if_due(proposal)
+        if not proposal.needs_approval:
+            _apply_if_due(proposal)
     return proposal
 
 
 def release(*, actor: str, proposal_id: UUID) -> PolicyProposal:
     """Puts in force, when it is due, what was sent off for an approval that nobody asks for any more.
 
-    Raises ValidationError where one is asked for, and for what waits for none.
+    Raises ValidationError where one is asked for, for what waits for none, and where it is due and does not fit.
     """
-    with change_by(actor):
-        proposal = PolicyProposal.objects.select_for_update().get(id=proposal_id)
+    with _opened(actor, proposal_id) as proposal:
         if proposal.state != WAITING:
-            raise ValidationError(f"this edit is {proposal.state} already")
+            raise _became(proposal)
         if settings.RUBATO_POLICY_NEEDS_APPROVAL or not lacks_approval(proposal):
             raise ValidationError("this edit waits for a second person, or for its moment")
         proposal.needs_approval = False
         proposal.save(update_fields=["needs_approval"])
-    _apply_if_due(proposal)
+        _apply_if_due(proposal)
     return proposal
 
 
@@ -113,36 +125,44 @@ def lacks_approval(proposal: PolicyProposal) -> bool:
 
 
 def approve(*, actor: str, proposal_id: UUID) -> PolicyProposal:
-    """A second person agrees; what is due is applied at once. Raises ValidationError for the one who proposed it."""
-    with change_by(actor):
-        proposal = PolicyProposal.objects.select_for_update().get(id=proposal_id)
+    """A second person agrees; what is due is applied at once.
+
+    Raises ValidationError for the one who proposed it, for what waits for no approval, and where it is due and does not
+    fit what is in force: then it is approved by nobody.
+    """
+    with _opened(actor, proposal_id) as proposal:
         if proposal.state != WAITING:
-            raise ValidationError(f"this edit is {proposal.state} already")
+            raise _became(proposal)
         if proposal.created_by == actor:
             raise ValidationError("who proposed an edit cannot approve it")
+        if not lacks_approval(proposal):
+            by = proposal.approved_by
+            said = f"{by} has approved this edit already" if by else "this edit needs no approval"
+            raise ValidationError(f"{said}: it waits for its moment")
         proposal.approved_by = actor
         proposal.save(update_fields=["approved_by"])
-    _apply_if_due(proposal)
+        _apply_if_due(proposal)
     return proposal
 
 
-def withdraw(*, actor: str, proposal_id: UUID) -> bool:
-    """False where it had been applied or withdrawn before. One that ended as a conflict is out of sight then."""
-    not_in_force = [WAITING, PolicyProposal.State.DRAFT, PolicyProposal.State.CONFLICT]
-    with change_by(actor):
-        found = PolicyProposal.objects.filter(id=proposal_id, state__in=not_in_force)
-        return bool(found.update(state=PolicyProposal.State.WITHDRAWN, outcome=f"by {actor}"))
+def withdraw(*, actor: str, proposal_id: UUID) -> PolicyProposal:
+    """It never comes into force; one that ended as a conflict is out of sight then. Raises ValidationError for one that
+    has come into force or was withdrawn before.
+    """
+    with _opened(actor, proposal_id) as proposal:
+        if proposal.state in (PolicyProposal.State.APPLIED, PolicyProposal.State.WITHDRAWN):
+            raise _became(proposal)
+        _end(proposal, PolicyProposal.State.WITHDRAWN, f"by {actor}")
+    return proposal
 
 
 def apply_due(now: datetime) -> list[PolicyProposal]:
-    """All edits whose moment has come and that nobody must still approve, oldest first."""
+    """All edits whose moment has come and that nobody must still approve, oldest first; each comes to an end of its
+    own, whatever becomes of the others.
+    """
     ready = PolicyProposal.objects.filter(Q(needs_approval=False) | ~Q(approved_by=""), state=WAITING)
-    due = list(
-        ready.filter(Q(effective_from=None) | Q(effective_from__lte=now)).order_by("effective_from", "created_at")
-    )
-    for proposal in due:
-        _apply(proposal)
-    return due
+    due = ready.filter(effective_from__lte=now).order_by("effective_from", "created_at")
+    return [_apply_or_end(*one) for one in due.values_list("created_by", "id")]
 
 
 def of_prices(proposal: PolicyProposal) -> list[Change]:
@@ -162,6 +182,16 @@ def what_it_does(proposal: PolicyProposal) -> tuple[list[Change], list[Conflict]
         if theirs not in (change.before, change.after)
     ]
     return edit, [*refused, *moved]
+
+
+def misfit(proposal: PolicyProposal) -> str:
+    """Why the policy in force cannot be edited so; "" where it can, as far as its own fields are where it began."""
+    current = _current().policy
+    try:
+        _changed_rows(current, carried_over(what_it_does(proposal)[0], current))
+    except ValidationError as refusal:
+        return " ".join(refusal.messages)
+    return ""
 
 
 def of_the_same_fields(proposal: PolicyProposal) -> list[tuple[PolicyProposal, Change]]:
@@ -198,30 +228,62 @@ def _of_policy(proposal: PolicyProposal) -> tuple[list[Change], list[Conflict]]:
     return edit, conflicts(edit, diff(start, current.policy))
 
 
+@contextmanager
+def _opened(actor: str, proposal_id: UUID, reason: str = "") -> Iterator[PolicyProposal]:
+    """An edit for one act on it: one transaction, under the policy lock and then under its own."""
+    with change_by(actor, reason):
+        services.serialise_policy_edits()
+        yield PolicyProposal.objects.select_for_update().get(id=proposal_id)
+
+
+def _became(proposal: PolicyProposal) -> ValidationError:
+    """What has become of it meanwhile."""
+    words = _BECAME[PolicyProposal.State(proposal.state)].format(outcome=proposal.outcome)
+    return ValidationError(f"this edit {words}")
+
+
+def _end(proposal: PolicyProposal, state: PolicyProposal.State, outcome: str) -> None:
+    proposal.state, proposal.outcome = state, outcome
+    proposal.save(update_fields=["state", "outcome"])
+
+
+def _apply_or_end(actor: str, proposal_id: UUID) -> PolicyProposal:
+    """One that cannot be made ends as a conflict, by a fault of ours too. Raises only where the database is away."""
+    with _opened(actor, proposal_id) as proposal:
+        if proposal.state != WAITING:
+            return proposal
+        try:
+            _apply(proposal)
+        except ValidationError as refusal:
+            said = f"it does not fit what is in force: {' '.join(refusal.messages)}"
+            _end(proposal, PolicyProposal.State.CONFLICT, said)
+        except (OperationalError, InterfaceError):
+            raise
+        except Exception as fault:
+            _log.exception("the edit %s could not be put in force", proposal_id)
+            said = f"a fault of the platform kept it from being made ({type(fault).__name__}); its log says more"
+            _end(proposal, PolicyProposal.State.CONFLICT, said)
+    return proposal
+
+
 def _apply_if_due(proposal: PolicyProposal) -> None:
     if proposal.effective_from is None or proposal.effective_from <= timezone.now():
         _apply(proposal)
 
 
 def _apply(proposal: PolicyProposal) -> None:
-    """Once, in one transaction with its outcome."""
+    """In one transaction with its outcome; call with the edit opened. Raises ValidationError where it does not fit."""
     actor = proposal.created_by
     with change_by(actor, proposal.reason):
-        services.serialise_policy_edits()
-        locked = PolicyProposal.objects.select_for_update().get(id=proposal.id)
-        if locked.state != WAITING:
-            return
-        edit, refused = what_it_does(locked)
+        edit, refused = what_it_does(proposal)
         if refused:
             names = {str(tenant_id): name for tenant_id, name in Tenant.objects.values_list("id", "name")}
             fields = ", ".join(sorted({f"{in_words(one.place, names)}: {one.field}" for one in refused}))
-            locked.state, locked.outcome = PolicyProposal.State.CONFLICT, f"edited by somebody else since: {fields}"
-        else:
-            saved = _write(actor, edit, locked.reason, _to_be_set(of_prices(locked)))
-            said = f"version {saved.version}" if saved else f"it stands already in version {_current().version}"
-            locked.state, locked.outcome = PolicyProposal.State.APPLIED, said
-        locked.save(update_fields=["state", "outcome"])
-    proposal.state, proposal.outcome = locked.state, locked.outcome
+            _end(proposal, PolicyProposal.State.CONFLICT, f"edited by somebody else since: {fields}")
+            return
+        saved = _write(actor, edit, proposal.reason, _to_be_set(of_prices(proposal)))
+        said = f"version {saved.version}" if saved else f"it stands already in version {_current().version}"
+        _end(proposal, PolicyProposal.State.APPLIED, said)
 
 
 def _write(actor: str, edit: Sequence[Change], reason: str, prices: Sequence[Change]) -> PolicyVersion | None:
@@ -232,13 +294,22 @@ def _write(actor: str, edit: Sequence[Change], reason: str, prices: Sequence[Cha
     document = carried_over(edit, current)
     if not diff(current, document) and not prices:
         return None
-    snapshot, now = _read(document), _read(current)
-    classes = [row for row in snapshot.classes if row not in now.classes]
-    cells = [cell for cell in snapshot.tenants if cell not in now.tenants]
+    classes, cells = _changed_rows(current, document)
     services.write_rows(classes=classes, cells=cells)
     if prices:
         import_string(settings.RUBATO_PRICE_WRITER)(actor=actor, changes=prices)
     return services.record_policy(actor, reason, prices)
+
+
+def _changed_rows(before: Document, after: Document) -> tuple[list[ClassPolicy], list[TenantClassPolicy]]:
+    """Classes and cells of the second that the first does not have so. Raises ValidationError where the engine, or a
+    row of these by itself, cannot be so.
+    """
+    then, now = _read(after), _read(before)
+    classes = [row for row in then.classes if row not in now.classes]
+    cells = [cell for cell in then.tenants if cell not in now.tenants]
+    services.check_rows(classes=classes, cells=cells)
+    return classes, cells
 
 
 def _read(document: Document) -> PolicySnapshot:

@@ -5,7 +5,7 @@ Refuses to know Redis: what must be told is told through the two publishers that
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime, timedelta
 from uuid import UUID
@@ -227,31 +227,48 @@ def write_tenant(*, slug: str, name: str, timezone: str = "UTC") -> Tenant:
     return tenant
 
 
+def check_rows(*, classes: Sequence[ClassPolicy] = (), cells: Sequence[TenantClassPolicy] = ()) -> None:
+    """Raises the ValidationError that ``write_rows`` would for a row by itself; writes nothing."""
+    for row in _rows(classes, cells):
+        try:
+            row.full_clean(validate_unique=False, validate_constraints=False)
+        except ValidationError as refusal:
+            where = f"{row.tenant.name}, {row.priority_class}" if isinstance(row, QuotaPolicy) else f"class {row.label}"
+            raise ValidationError(f"{where}: {' '.join(refusal.messages)}") from refusal
+
+
 def write_rows(*, classes: Sequence[ClassPolicy] = (), cells: Sequence[TenantClassPolicy] = ()) -> None:
     """The rows behind a policy version; ``record_policy`` follows in the same transaction. Raises ValidationError."""
-    for cell in cells:
-        place = {"tenant_id": UUID(cell.tenant_id), "priority_class": cell.priority_class.label}
-        _write(QuotaPolicy.objects.filter(**place).first() or QuotaPolicy(**place), cell, "tenant_id", "priority_class")
-    for policy in classes:
-        label = policy.priority_class.label
-        row = PriorityClass.objects.filter(label=label).first() or PriorityClass(label=label)
-        _write(row, policy, "priority_class")
+    for row in _rows(classes, cells):
+        row.full_clean(validate_unique=False, validate_constraints=False)
+        with checked_by_the_database(type(row), alias()):
+            row.save()
     floors = sum(PriorityClass.objects.values_list("floor_percent", flat=True))
     if floors > MAX_FLOORS_PERCENT:
         raise ValidationError(f"the floors of all classes together are {floors} %, more than there is")
 
 
-def _write(row: QuotaPolicy | PriorityClass, policy: TenantClassPolicy | ClassPolicy, *names_of_the_row: str) -> None:
+def _rows(classes: Sequence[ClassPolicy], cells: Sequence[TenantClassPolicy]) -> Iterator[QuotaPolicy | PriorityClass]:
+    """Those that stand, or new ones, with what is to stand in them."""
+    for cell in cells:
+        place = {"tenant_id": UUID(cell.tenant_id), "priority_class": cell.priority_class.label}
+        found = QuotaPolicy.objects.filter(**place).first() or QuotaPolicy(**place)
+        _fill(found, cell, "tenant_id", "priority_class")
+        found.overflow_to = found.overflow_to or ""
+        found.is_paused = found.is_paused and not found.allowed
+        yield found
+    for policy in classes:
+        label = policy.priority_class.label
+        row = PriorityClass.objects.filter(label=label).first() or PriorityClass(label=label)
+        _fill(row, policy, "priority_class")
+        yield row
+
+
+def _fill(row: QuotaPolicy | PriorityClass, policy: TenantClassPolicy | ClassPolicy, *names_of_the_row: str) -> None:
     for field in fields(policy):
         if field.name not in names_of_the_row:
             value = getattr(policy, field.name)
             setattr(row, field.name, value.label if isinstance(value, ClassName) else value)
-    if isinstance(row, QuotaPolicy):
-        row.overflow_to = row.overflow_to or ""
-        row.is_paused = row.is_paused and not row.allowed
-    row.full_clean(validate_unique=False, validate_constraints=False)
-    with checked_by_the_database(type(row), alias()):
-        row.save()
 
 
 def publish_policy() -> None:

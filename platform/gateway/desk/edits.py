@@ -32,16 +32,24 @@ _UNDONE = (*_OPEN, PolicyProposal.State.CONFLICT)  # still to be made, by this e
 
 @operator(MAY_EDIT_POLICY, MAY_EDIT_PRICES)
 def proposal(request: HttpRequest, proposal_id: uuid.UUID) -> HttpResponse:
-    """One edit: what it changes, what it collides with, what it would have done, and what can be done with it."""
+    """One edit: what it changes, what it collides with, what it would have done, and what can be done with it.
+
+    POST does it; what is refused leaves the page as the edit is then, with what was typed.
+    """
     found = get_object_or_404(PolicyProposal, id=proposal_id)
+    if request.method == "POST":
+        if not request.user.has_perms(_rights(found)):
+            raise PermissionDenied
+        if answer := _act(request, found):
+            return answer
+        found.refresh_from_db()
+    return _page(request, found)
+
+
+def _page(request: HttpRequest, found: PolicyProposal) -> HttpResponse:
     edit, refusals = proposals.what_it_does(found)
     prices = proposals.of_prices(found)
     rights = needed_for(edit, prices)
-    may_act = request.user.has_perms(rights)
-    if request.method == "POST":
-        if not may_act:
-            raise PermissionDenied
-        return _act(request, found)
     is_open = found.state in _OPEN
     policy = carried_over(edit, policy_in_force().policy)
     names = names_of_tenants()
@@ -49,6 +57,7 @@ def proposal(request: HttpRequest, proposal_id: uuid.UUID) -> HttpResponse:
         "proposal": found,
         "changes": [named(change, names) for change in edit],
         "conflicts": [named(one, names) for one in refusals],
+        "misfit": proposals.misfit(found) if is_open and not refusals else "",
         "others": _others(found, names) if found.state in _UNDONE else [],
         "price_changes": told(prices),
         "prices": price_preview(prices) if is_open else None,
@@ -57,13 +66,18 @@ def proposal(request: HttpRequest, proposal_id: uuid.UUID) -> HttpResponse:
         "preview": Previews().find(str(found.id)),
         "is_open": is_open,
         "names": names,
-        "may_act": may_act,
+        "may_act": request.user.has_perms(rights),
         "subject": " and ".join(rights.values()),
         "is_mine": found.created_by == request.user.get_username(),
         "lacks_approval": proposals.lacks_approval(found),
         "is_approval_asked": settings.RUBATO_POLICY_NEEDS_APPROVAL,
+        "typed": {"reason": request.POST.get("reason", found.reason), "from": request.POST.get("effective_from", "")},
     }
     return render(request, "operator/policy/proposal.html", context)
+
+
+def _rights(found: PolicyProposal) -> dict[str, str]:
+    return needed_for(proposals.what_it_does(found)[0], proposals.of_prices(found))
 
 
 @operator(MAY_EDIT_POLICY)
@@ -89,7 +103,8 @@ def preview(request: HttpRequest, proposal_id: uuid.UUID) -> HttpResponse:
     return render(request, "operator/policy/preview.html", context)
 
 
-def _act(request: HttpRequest, found: PolicyProposal) -> HttpResponse:
+def _act(request: HttpRequest, found: PolicyProposal) -> HttpResponse | None:
+    """Where it leads; None where it is refused, which is said then."""
     actor, action = request.user.get_username(), request.POST.get("action")
     try:
         if action == "send":
@@ -111,8 +126,8 @@ def _act(request: HttpRequest, found: PolicyProposal) -> HttpResponse:
             raise BadRequest("An edit is sent, approved, released or withdrawn.")
     except ValidationError as refusal:
         messages.error(request, " ".join(refusal.messages))
-    else:
-        _tell(request, found)
+        return None
+    _tell(request, found)
     return redirect("desk-proposal", proposal_id=found.id)
 
 

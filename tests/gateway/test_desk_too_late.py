@@ -1,0 +1,69 @@
+"""What the page of an edit says when things have moved on: it does not fit any more, or somebody was quicker."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from tenants import proposals, selectors
+from tenants.models import PolicyProposal
+from tests.gateway.desk_world import act, drafted, open_house, weight
+
+CLASSES = "/operator/policy/classes"
+TOO_MUCH = "floor_percent of all classes must sum to at most 100, not 120"
+
+
+@pytest.fixture
+def house(transactional_db: None, valkey: str, settings: Any) -> Any:
+    return open_house(settings, valkey)
+
+
+def page_of(house: Any, proposal: PolicyProposal) -> str:
+    return str(house.alice.get(f"/operator/policy/edits/{proposal.id}").content.decode())
+
+
+def test_a_draft_that_does_not_fit_any_more_says_so_before_and_after_it_is_sent(house: Any) -> None:
+    proposal = drafted(house.alice, CLASSES, batch__floor_percent="60")
+    assert "does not fit" not in page_of(house, proposal)
+    act(house.bob, drafted(house.bob, CLASSES, default__floor_percent="60"), action="send")
+    assert "cannot come into force as it stands: classes: " + TOO_MUCH in page_of(house, proposal)
+    page = act(house.alice, proposal, action="send", reason="nights are quiet")
+    assert page.count(TOO_MUCH) == 2  # as an answer, and on the page
+    assert ('<span class="role">draft</span>' in page, 'value="nights are quiet"' in page) == (True, True)
+    assert "at its moment" not in page
+
+
+def test_an_edit_that_is_to_come_and_does_not_fit_says_what_will_become_of_it_and_then_what_did(house: Any) -> None:
+    proposal = drafted(house.alice, CLASSES, batch__floor_percent="60")
+    act(house.bob, drafted(house.bob, CLASSES, default__floor_percent="60"), action="send")
+    page = act(house.alice, proposal, action="send", effective_from="2100-01-01T08:00")
+    assert "If that is so at its moment, it ends as a conflict and changes nothing." in page
+    proposals.apply_due(timezone.now().replace(year=2101))
+    for page in (page_of(house, proposal), house.alice.get("/operator/policy/history").content.decode()):
+        assert f"it does not fit what is in force: classes: {TOO_MUCH}" in page
+    assert selectors.live_snapshot(0).classes[2].floor_percent == 5
+
+
+@pytest.mark.parametrize("action", ["send", "approve", "release", "withdraw"])
+@pytest.mark.parametrize("state", ["applied", "withdrawn"])
+def test_whoever_acts_on_an_edit_too_late_reads_what_became_of_it_and_nothing_else(
+    house: Any, action: str, state: str
+) -> None:
+    proposal = drafted(house.alice, default__weight="7")
+    act(house.alice, proposal, action="send" if state == "applied" else "withdraw")
+    said = {"applied": "has come into force already: version", "withdrawn": "has been withdrawn already, by alice"}
+    page = act(house.alice, proposal, action=action)
+    assert f"this edit {said[state]}" in page
+    assert f'<span class="role">{state}</span>' in page
+    assert "is withdrawn." not in page
+    assert (weight(), PolicyProposal.objects.get(id=proposal.id).state) == (7 if state == "applied" else 1, state)
+
+
+@pytest.mark.parametrize("text", ["tomorrow", "2020-01-01T00:00", "2100-13-45T08:00"])
+def test_a_moment_that_is_refused_leaves_the_form_as_it_was(house: Any, text: str) -> None:
+    proposal = drafted(house.alice, default__weight="7")
+    page = act(house.alice, proposal, action="send", reason="they & we", effective_from=text)
+    assert 'id="reason" name="reason" type="text" maxlength="1000" value="they &amp; we"' in page
+    assert f'type="datetime-local" value="{text}"' in page
