@@ -12,6 +12,7 @@ from django.contrib.auth.base_user import AbstractBaseUser
 from django.core.exceptions import ValidationError
 from django.utils import timezone
 
+from tenants import rights
 from tenants.audit import change_by
 from tenants.checks import checked_by_the_database
 from tenants.isolation import alias
@@ -36,7 +37,8 @@ def role_in(user: AbstractBaseUser, tenant_id: UUID) -> Role | None:
 
 
 def add_member(*, actor: str, tenant: Tenant, user: AbstractBaseUser, email: str, role: Role) -> Membership:
-    """Raises ValidationError for somebody who is a member already."""
+    """Raises ValidationError for somebody who is a member already, and AboveOneself."""
+    rights.require(role, f"make anybody {role}")
     member = Membership(tenant=tenant, user_id=user.pk, email=email, role=role.value)
     with change_by(actor):
         if Membership.objects.filter(tenant=tenant, user_id=user.pk).exists():
@@ -49,8 +51,9 @@ def add_member(*, actor: str, tenant: Tenant, user: AbstractBaseUser, email: str
 
 def invite(*, actor: str, tenant: Tenant, email: str, role: Role, invitation_id: UUID | None = None) -> Invited:
     """An offer for seven days. An open one to the same address is taken back. Raises ValidationError, also where there
-    is one of this ``invitation_id``; nothing is taken back then.
+    is one of this ``invitation_id``; and AboveOneself, also for what would be taken back. Nothing is taken back then.
     """
+    rights.require(role, f"invite anybody as {role}")
     token = secrets.token_urlsafe(32)
     invitation = Invitation(
         id=invitation_id or uuid4(),
@@ -65,16 +68,22 @@ def invite(*, actor: str, tenant: Tenant, email: str, role: Role, invitation_id:
     with change_by(actor):
         if Membership.objects.filter(tenant=tenant, email__iexact=invitation.email).exists():
             raise ValidationError({"email": f"{invitation.email} is a member already"})
-        Invitation.objects.filter(tenant=tenant, email=invitation.email, ended_at=None).update(ended_at=timezone.now())
+        for open_one in Invitation.objects.select_for_update().filter(
+            tenant=tenant, email=invitation.email, ended_at=None
+        ):
+            _end(open_one)
         with checked_by_the_database(Invitation, alias()):
             invitation.save(force_insert=True)
     return Invited(invitation, token)
 
 
 def take_back(*, actor: str, invitation_id: UUID) -> bool:
-    """False when it had ended before."""
+    """False when it had ended before. Raises AboveOneself."""
     with change_by(actor):
-        return bool(Invitation.objects.filter(id=invitation_id, ended_at=None).update(ended_at=timezone.now()))
+        open_one = Invitation.objects.select_for_update().filter(id=invitation_id, ended_at=None).first()
+        if open_one is not None:
+            _end(open_one)
+    return open_one is not None
 
 
 def find_invitation(token: str) -> Invitation | None:
@@ -98,10 +107,14 @@ def accept(*, token: str, user: AbstractBaseUser) -> Membership:
 
 
 def change_role(*, actor: str, tenant_id: UUID, member_id: UUID, role: Role) -> Membership:
-    """Raises ValidationError where the tenant would have no owner left, Membership.DoesNotExist for no member of it."""
+    """Raises ValidationError where the tenant would have no owner left, AboveOneself, and Membership.DoesNotExist for
+    no member of it.
+    """
     with change_by(actor):
         members = _locked(tenant_id)
         member = _one(members, member_id)
+        rights.require(Role(member.role), f"change the role of the {member.role} {member.email}")
+        rights.require(role, f"make anybody {role}")
         _keep_an_owner(members, member, role)
         member.role = role.value
         member.save(update_fields=["role"])
@@ -109,12 +122,19 @@ def change_role(*, actor: str, tenant_id: UUID, member_id: UUID, role: Role) -> 
 
 
 def remove(*, actor: str, tenant_id: UUID, member_id: UUID) -> None:
-    """Raises ValidationError for the last owner, Membership.DoesNotExist for no member of the tenant."""
+    """Raises ValidationError for the last owner, AboveOneself, and Membership.DoesNotExist for no member of it."""
     with change_by(actor):
         members = _locked(tenant_id)
         member = _one(members, member_id)
+        rights.require(Role(member.role), f"remove the {member.role} {member.email}")
         _keep_an_owner(members, member, None)
         member.delete()
+
+
+def _end(open_one: Invitation) -> None:
+    rights.require(Role(open_one.role), f"take back the invitation of {open_one.email} as {open_one.role}")
+    open_one.ended_at = timezone.now()
+    open_one.save(update_fields=["ended_at"])
 
 
 def _locked(tenant_id: UUID) -> list[Membership]:

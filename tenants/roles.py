@@ -45,3 +45,8 @@ CAPABILITIES: dict[Role, frozenset[Capability]] = {
 def may(role: Role | None, capability: Capability) -> bool:
     """False for somebody who is no member."""
     return role is not None and capability in CAPABILITIES[role]
+
+
+def covers(role: Role, other: Role) -> bool:
+    """Whether ``role`` may do all that ``other`` may."""
+    return CAPABILITIES[other] <= CAPABILITIES[role]

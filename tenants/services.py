@@ -23,7 +23,7 @@ from scheduler_engine.policy import (
     snapshot_from_dict,
 )
 from scheduler_engine.policy import PriorityClass as ClassName
-from tenants import api_keys, selectors
+from tenants import api_keys, rights, selectors
 from tenants.audit import change_by
 from tenants.checks import checked_by_the_database
 from tenants.isolation import alias
@@ -113,8 +113,10 @@ def issue_key(
     """A new key of the project's tenant. Its text leaves here once and is stored nowhere.
 
     With a role it is a management key: it opens the management API and no inference. Raises ValidationError, also where
-    there is a key of this ``key_id``.
+    there is a key of this ``key_id``; and AboveOneself.
     """
+    if role is not None:
+        rights.require(role, f"make a key of the role {role}")
     new = api_keys.make(env)
     key = ApiKey(
         tenant_id=project.tenant_id,
@@ -140,12 +142,13 @@ def rotate_key(*, actor: str, key_id: UUID, env: str, grace: timedelta, expected
     """A new secret for the same key; the one before goes on opening for ``grace``, and then ends. Its public id stays.
 
     A secret that was still in its own grace ends now. Raises ValidationError for a key that has ended, and for one
-    whose secret does not end as expected any more; and ApiKey.DoesNotExist.
+    whose secret does not end as expected any more; AboveOneself; and ApiKey.DoesNotExist.
     """
     if not timedelta(0) <= grace <= LONGEST_GRACE:
         raise ValidationError(f"grace lies between 0 and {LONGEST_GRACE.days} days")
     with change_by(actor):
         key = ApiKey.objects.select_for_update().get(id=key_id)
+        require_rotatable(key)
         now = timezone.now()
         if key.revoked_at is not None or (key.expires_at is not None and key.expires_at <= now):
             raise ValidationError("a key that has ended cannot be rotated: make a new one")
@@ -161,8 +164,16 @@ def rotate_key(*, actor: str, key_id: UUID, env: str, grace: timedelta, expected
     return IssuedKey(key, new.text)
 
 
+def require_rotatable(key: ApiKey) -> None:
+    """Raises AboveOneself: whoever rotates a key holds it afterwards."""
+    if key.role:
+        rights.require(Role(key.role), f"rotate a key of the role {key.role}")
+
+
 def revoke_key(*, actor: str, key_id: UUID) -> bool:
-    """Ends a key for good. False when it had ended before: the first revocation stands."""
+    """Ends a key for good, of whatever role: it gives nobody anything, and a leak waits for no owner. False when it had
+    ended before: the first revocation stands.
+    """
     with change_by(actor):
         changed = ApiKey.objects.filter(id=key_id, revoked_at=None).update(revoked_at=timezone.now(), revoked_by=actor)
         if changed:

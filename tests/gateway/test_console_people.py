@@ -10,24 +10,12 @@ from django.test import Client
 
 from tenants.models import Invitation, Membership
 from tenants.roles import Role
-from tests.gateway.tenant_console import MADE_ID, House, open_house, text_of
+from tests.gateway.tenant_console import House, open_house, text_of
 
 
 @pytest.fixture
 def house(transactional_db: None, settings: Any) -> House:
     return open_house(settings)
-
-
-def test_only_an_owner_makes_and_unmakes_owners(house: House) -> None:
-    admin = house.people[Role.ADMIN]
-    owner = Membership.objects.get(role="owner")
-    form = {"email": "x@aurora.example", "role": "owner", "made_id": MADE_ID}
-    refused = text_of(admin.post(house.at("members"), form))
-    assert "only an owner makes owners" in refused
-    for page, form in ((f"members/{owner.id}/role", {"role": "admin"}), (f"members/{owner.id}/remove", {})):
-        told = text_of(admin.post(house.at(page), form, follow=True))
-        assert "only an owner makes and unmakes owners" in told
-    assert Membership.objects.filter(id=owner.id, role="owner").exists()
 
 
 def test_the_last_owner_is_told_why_they_cannot_leave(house: House) -> None:

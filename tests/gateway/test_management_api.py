@@ -109,14 +109,6 @@ def test_a_key_never_makes_a_key_that_may_do_more(aurora: House) -> None:
     assert as_owner(aurora, "POST", route, {"name": "x", "role": "auditor"}).json()["role"] == "auditor"
 
 
-def test_only_an_owner_makes_owners(aurora: House) -> None:
-    admin = aurora.management_key(Role.ADMIN)
-    assert call(admin, "POST", f"users/{aurora.member.pk}", {"role": "owner"}).status_code == 403
-    assert call(admin, "POST", "invites", {"email": "x@aurora.example", "role": "owner"}).status_code == 403
-    assert as_owner(aurora, "POST", f"users/{aurora.member.pk}", {"role": "owner"}).json()["role"] == "owner"
-    assert call(admin, "DELETE", f"users/{aurora.member.pk}").status_code == 403
-
-
 @pytest.mark.parametrize(
     ("method", "route", "body", "param"),
     [

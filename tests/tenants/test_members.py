@@ -14,6 +14,7 @@ from django.utils import timezone
 from tenants import members, services
 from tenants.isolation import tenant
 from tenants.models import Invitation, Membership
+from tenants.rights import acting_as
 from tenants.roles import CAPABILITIES, Capability, Role, may
 
 
@@ -94,9 +95,9 @@ def test_behind_the_wall_members_are_changed_with_the_tenants_own_role(transacti
     )
     ann = member(aurora, "ann", Role.OWNER)
     bob = member(aurora, "bob", Role.DEVELOPER)
-    with tenant(stranger.tenant.id), pytest.raises(Membership.DoesNotExist):
+    with tenant(stranger.tenant.id), acting_as(Role.OWNER), pytest.raises(Membership.DoesNotExist):
         members.change_role(actor="eve", tenant_id=aurora.tenant.id, member_id=bob.id, role=Role.OWNER)
-    with tenant(aurora.tenant.id):
+    with tenant(aurora.tenant.id), acting_as(Role.OWNER):
         members.change_role(actor="ann", tenant_id=aurora.tenant.id, member_id=bob.id, role=Role.ADMIN)
         members.remove(actor="bob", tenant_id=aurora.tenant.id, member_id=bob.id)
     assert [one.id for one in Membership.objects.all()] == [ann.id]

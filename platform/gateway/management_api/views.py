@@ -18,7 +18,7 @@ from rest_framework.views import APIView
 from gateway.management_api.authentication import ManagementKey, NeedsCapability, Principal
 from gateway.management_api.schema import asks_of
 from gateway.management_api.shapes import Shape
-from tenants import audit
+from tenants import audit, rights
 from tenants.isolation import tenant
 from tenants.roles import Capability
 
@@ -62,7 +62,8 @@ class View(APIView):
     def _walled(self, handler: Callable[..., Response]) -> Callable[..., Response]:
         def inside(request: Request, *args: Any, **kwargs: Any) -> Response:
             reason = request.headers.get(_REASON, "")[:1_000]
-            with tenant(self.principal.tenant_id), audit.request(self.request_id, reason):
+            me = self.principal
+            with tenant(me.tenant_id), rights.acting_as(me.role), audit.request(self.request_id, reason):
                 return handler(request, *args, **kwargs)
 
         return inside

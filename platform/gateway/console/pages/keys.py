@@ -21,8 +21,8 @@ from gateway.console.pages.paging import shown
 from scheduler_engine.policy import PriorityClass
 from tenants import services
 from tenants.forms import Name, Once, WholeNumber
-from tenants.models import CLASS_CHOICES, ROLE_CHOICES, ApiKey, Project
-from tenants.roles import CAPABILITIES, Capability, Role
+from tenants.models import CLASS_CHOICES, ApiKey, Project
+from tenants.roles import Capability, Role
 
 GRACES = [("0", "none: the old secret ends now"), ("3600", "an hour"), ("86400", "a day"), ("604800", "a week")]
 
@@ -53,11 +53,7 @@ class NewKey(Once):
         assert isinstance(project, forms.ModelChoiceField)
         assert isinstance(role, forms.ChoiceField)
         project.queryset = Project.objects.order_by("name")
-        mine = CAPABILITIES[me.role]
-        less = [
-            (value, f"management, as {label}") for value, label in ROLE_CHOICES if CAPABILITIES[Role(value)] <= mine
-        ]
-        role.choices = [("", "inference"), *less]
+        role.choices = [("", "inference"), *((value, f"management, as {value}") for value in me.reach)]
 
 
 class NewProject(forms.Form):
@@ -106,6 +102,7 @@ def keys(request: HttpRequest, me: Member) -> HttpResponse:
 def rotate(request: HttpRequest, me: Member, key_id: uuid.UUID) -> HttpResponse:
     """Asks for the grace, then shows the new secret once."""
     key = get_object_or_404(ApiKey, id=key_id)
+    services.require_rotatable(key)
     form = Rotation(request.POST if request.method == "POST" else None, initial={"seen": key.last4})
     if request.method == "POST" and form.is_valid():
         grace = timedelta(seconds=int(form.cleaned_data["grace"]))

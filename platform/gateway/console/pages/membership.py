@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Any, Concatenate
 
 from django.contrib.auth.decorators import login_required
-from django.http import Http404, HttpRequest
+from django.http import Http404, HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.shortcuts import render
 
-from tenants import audit, isolation
+from tenants import audit, isolation, rights
 from tenants.models import Membership, Tenant
-from tenants.roles import Capability, Role, may
+from tenants.roles import Capability, Role, covers, may
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,11 @@ class Member:
 
     def may(self, capability: Capability) -> bool:
         return may(self.role, capability)
+
+    @property
+    def reach(self) -> list[str]:
+        """The roles that may do no more than this one: for templates and choices."""
+        return [other.value for other in Role if covers(self.role, other)]
 
     @property
     def abilities(self) -> dict[str, bool]:
@@ -53,14 +58,22 @@ def page(
         def inside(request: HttpRequest, slug: str, *args: Any, **kwargs: Any) -> HttpResponseBase:
             me = _member(request, slug)
             needed = (to_change or capability) if request.method == "POST" else capability
-            with isolation.tenant(me.tenant.id), audit.request(f"req_{uuid.uuid4().hex}", _reason(request)):
+            about = audit.request(f"req_{uuid.uuid4().hex}", _reason(request))
+            with isolation.tenant(me.tenant.id), rights.acting_as(me.role), about:
                 if not me.may(needed):
-                    return render(request, "console/forbidden.html", {"me": me, "needed": needed.value}, status=403)
-                return view(request, me, *args, **kwargs)
+                    return _forbidden(request, me, needed.value)
+                try:
+                    return view(request, me, *args, **kwargs)
+                except rights.AboveOneself as refusal:
+                    return _forbidden(request, me, refusal.deed)
 
         return inside
 
     return decorate
+
+
+def _forbidden(request: HttpRequest, me: Member, deed: str) -> HttpResponse:
+    return render(request, "console/forbidden.html", {"me": me, "needed": deed}, status=403)
 
 
 def _member(request: HttpRequest, slug: str) -> Member:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from typing import Any
 
 from django import forms
 from django.contrib import messages
@@ -22,7 +23,13 @@ from tenants.roles import Capability, Role
 
 class Offer(Once):
     email = forms.EmailField()
-    role = forms.ChoiceField(choices=ROLE_CHOICES, initial="developer")
+    role = forms.ChoiceField(initial="developer")
+
+    def __init__(self, me: Member, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        role = self.fields["role"]
+        assert isinstance(role, forms.ChoiceField)
+        role.choices = [(value, value) for value in me.reach]
 
 
 class NewRole(forms.Form):
@@ -33,27 +40,23 @@ class NewRole(forms.Form):
 @page(Capability.SEE_MEMBERS, to_change=Capability.MANAGE_MEMBERS)
 def people(request: HttpRequest, me: Member) -> HttpResponse:
     """Who belongs here, who is invited, and the form that invites."""
-    form, link = Offer(request.POST if request.method == "POST" else None), ""
+    form, link = Offer(me, request.POST if request.method == "POST" else None), ""
     if request.method == "POST" and form.is_valid():
-        role = Role(form.cleaned_data["role"])
-        if role is Role.OWNER and not me.may(Capability.MANAGE_OWNERS):
-            form.add_error("role", "only an owner makes owners")
-        else:
-            link = _invite(request, me, form, role)
+        link = _invite(request, me, form)
     context = {
         "me": me,
         "members": shown(request, Membership.objects.order_by("created_at")),
         "invitations": shown(request, Invitation.objects.filter(ended_at=None).order_by("-created_at"), "invited"),
-        "form": form if not link else Offer(),
+        "form": form if not link else Offer(me),
         "link": link,
-        "roles": [value for value, _ in ROLE_CHOICES],
     }
     return render(request, "console/people.html", context)
 
 
-def _invite(request: HttpRequest, me: Member, form: Offer, role: Role) -> str:
+def _invite(request: HttpRequest, me: Member, form: Offer) -> str:
     try:
         email, made_id = form.cleaned_data["email"], form.cleaned_data["made_id"]
+        role = Role(form.cleaned_data["role"])
         made = members.invite(actor=me.actor, tenant=me.tenant, email=email, role=role, invitation_id=made_id)
     except ValidationError as refusal:
         form.add_error("email", refusal.messages)
@@ -95,8 +98,6 @@ def _changed(me: Member, member: Membership, form: NewRole | None) -> str:
     if form is not None and not form.is_valid():
         raise ValidationError("choose one of the roles")
     role = None if form is None else Role(form.cleaned_data["role"])
-    if Role.OWNER in (member.role, role) and not me.may(Capability.MANAGE_OWNERS):
-        raise ValidationError("only an owner makes and unmakes owners")
     if role is None:
         members.remove(actor=me.actor, tenant_id=me.tenant.id, member_id=member.id)
         return f"{member.email} no longer belongs to {me.tenant.name}."
