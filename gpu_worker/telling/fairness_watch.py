@@ -25,7 +25,7 @@ def gap_bound_us(policy: ClassPolicy, *, num_slots: int, longest_step_us: int, l
 
 class FairnessWatch:
     """What was read last. Always: a tenant that was named once stays named, so that no count of it ever falls; the
-    device time of all rows is what was charged when they were read.
+    device time of all rows is what was charged when they were read, each rounded down.
     """
 
     def __init__(self) -> None:

@@ -209,6 +209,15 @@ def test_only_the_tenants_with_most_are_named_and_the_rest_is_one_row() -> None:
     assert sum(row[2] for row in rows) == pytest.approx(sum(sum(row.gpu_us) for row in many) // 1_000, abs=len(rows))
 
 
+@pytest.mark.parametrize("name", ["nova", ""], ids=["a tenant", "the rest"])
+def test_no_tenant_had_less_than_nothing_of_the_last_minute(name: str) -> None:
+    board = LiveBoard()
+    board.hear([a_load(step=1, tenants=(tenant("aurora", 9_000_000), tenant(name, 5_001)))], 0)
+    board.hear([a_load(step=2, tenants=(tenant("aurora", 9_500_000), tenant(name, 5_000)))], 10 * SECOND_US)
+
+    assert worker_of(board, 10 * SECOND_US)["tenants"][1][2:4] == [0, 0.0]
+
+
 def test_a_silent_worker_stays_with_its_last_numbers_and_their_age() -> None:
     board = LiveBoard()
     board.hear([a_load(step=9, last_step_age_us=100_000)], 0)

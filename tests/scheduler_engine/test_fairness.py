@@ -193,3 +193,17 @@ def test_each_turn_that_fairness_gives_gets_further_than_the_last_however_small_
     world.finish(limit=1_000)
     assert world.levers()["recompute"] > 4
     assert all(len(world.story(name).token_ids) == 4 for name in names)
+
+
+def test_no_tenants_device_time_falls_from_one_reading_to_the_next() -> None:
+    world = World(2_000, 16, 512, policy=policy(max_queue_wait_ms=None), check=False)
+    had: dict[str, tuple[int, ...]] = {}
+    for step in range(600):
+        for tenant in ("Aurora", "Bulk", "Nova"):
+            if tenant != "Bulk" or step < 50:  # it rests, and its account lies between those that share every step
+                backlog(world, tenant, 90, 20, at_least=3)
+        world.run_step()
+        for row in world.engine.tenants():
+            assert all(now >= then for now, then in zip(row.gpu_us, had.get(row.tenant_id, row.gpu_us), strict=True))
+            had[row.tenant_id] = row.gpu_us
+    assert len(had) == 3

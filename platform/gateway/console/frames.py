@@ -148,10 +148,11 @@ def _tenants(now: Sequence[TenantSnapshot], minute: Sequence[TenantSnapshot]) ->
     """[tenant or "", live requests, GPU-ms of the last minute, its share and its entitled share in %, GPU-ms in all].
 
     Those that had most of the last minute first, and the rest as one row without a name. Entitled: weight over the
-    weights of all that have anything here now; None for one that has not.
+    weights of all that have anything here now; None for one that has not. What was had is never below 0, whatever a
+    worker tells.
     """
     before = {row.tenant_id: sum(row.gpu_us) for row in minute}
-    rows = [(row, sum(row.gpu_us) - before.get(row.tenant_id, 0)) for row in now]
+    rows = [(row, max(0, sum(row.gpu_us) - before.get(row.tenant_id, 0))) for row in now]
     all_us = sum(recent_us for _, recent_us in rows)
     all_weight = sum(row.weight for row in now)
     rows.sort(key=lambda pair: (pair[0].tenant_id == "", -pair[1], -sum(pair[0].gpu_us)))
