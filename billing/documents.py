@@ -10,11 +10,8 @@ from datetime import UTC
 from typing import Any
 
 from django.conf import settings
-from reportlab.lib import colors
-from reportlab.lib.pagesizes import A4, landscape
-from reportlab.lib.styles import getSampleStyleSheet
-from reportlab.platypus import Flowable, Paragraph, SimpleDocTemplate, Spacer, Table, TableStyle
 
+from billing import paper
 from billing.models import Statement, UsageRequest
 
 CONSOLE = "the console"  # in place of a key's name
@@ -22,6 +19,10 @@ EVENT_TYPE = "rubato.usage.v1"
 _LINE = (
     *("project", "key", "priority_class", "model", "num_requests", "prompt_tokens", "cached_tokens", "output_tokens"),
     "cost_micros",
+)
+_HEADINGS = (
+    *("Project", "Key", "Class", "Model"),
+    *("Requests", "Prompt tokens", "of them cached", "Output tokens"),
 )
 _USAGE = (
     *("id", "project_id", "key_id", "priority_class", "model", "source", "state", "reason", "prompt_tokens"),
@@ -74,43 +75,50 @@ def plain(value: object) -> object:
 
 def statement_pdf(statement: Statement, *, tenant_name: str) -> bytes:
     """A page or more of A4. The same statement gives the same bytes."""
-    out = io.BytesIO()
     title = f"Usage statement {statement.day}"
-    page = SimpleDocTemplate(out, pagesize=landscape(A4), title=title, author="Rubato", invariant=1)
-    styles = getSampleStyleSheet()
     starts, ends = (moment.astimezone(UTC).isoformat() for moment in (statement.starts_at, statement.ends_at))
     currency = settings.RUBATO_CURRENCY.upper()
-    story: list[Flowable] = [
-        Paragraph(title, styles["Title"]),
-        Paragraph(f"{_escaped(tenant_name)} · {statement.zone} · from {starts} to {ends}", styles["Normal"]),
-        Paragraph(f"All amounts are in {currency}. A day has its statement once it is over.", styles["Normal"]),
-        Spacer(1, 12),
-        _table(
-            [
-                (*_LINE[:-1], f"cost ({currency})"),
-                *([*map(str, _values_of(line)[:-1]), money(line["cost_micros"])] for line in statement.lines),
-            ]
+    tenant = paper.drawable(tenant_name, str(statement.tenant_id))
+    story = [
+        paper.heading(title),
+        paper.line(f"{tenant} · {statement.zone} · from {starts} to {ends}"),
+        paper.line(f"All amounts are in {currency}. A day has its statement once it is over."),
+        paper.gap(),
+        paper.table(
+            [*_HEADINGS, f"Cost ({currency})"], [_on_paper(line) for line in statement.lines], texts=(3, 4, 2, 3)
         ),
-        Spacer(1, 12),
+        paper.gap(),
     ]
     if statement.corrections:
-        rows = [[one["kind"], one["reason"], money(owed_micros(one))] for one in statement.corrections]
-        story += [_table([("correction", "reason", f"amount ({currency})"), *rows]), Spacer(1, 12)]
-    story.append(
-        _table(
-            [
-                tuple(f"{name} ({currency})" for name in ("charged", "adjusted", "credited", "total")),
-                [
-                    money(statement.charged_micros),
-                    money(statement.adjusted_micros),
-                    money(statement.credited_micros),
-                    money(statement.total_micros),
-                ],
-            ]
-        )
-    )
-    page.build(story)
-    return out.getvalue()
+        rows = [
+            [one["kind"], paper.drawable(one["reason"], one["operation_id"]), money(owed_micros(one))]
+            for one in statement.corrections
+        ]
+        story += [
+            paper.table(["Correction", "Why", f"Adds to the total ({currency})"], rows, texts=(1, 5)),
+            paper.gap(),
+        ]
+    sums = {
+        "Charged": statement.charged_micros,
+        "Adjusted": statement.adjusted_micros,
+        "Credited": statement.credited_micros,
+        "Total": statement.total_micros,
+    }
+    headings = [f"{name} ({currency})" for name in sums]
+    story.append(paper.table(headings, [[money(micros) for micros in sums.values()]], texts=()))
+    return paper.document(title, story)
+
+
+def _on_paper(line: Mapping[str, Any]) -> list[str]:
+    counts = [f"{line[name]:,}" for name in ("num_requests", "prompt_tokens", "cached_tokens", "output_tokens")]
+    return [
+        paper.drawable(line["project"] or "unknown", line["project_id"]),
+        paper.drawable(key_of(line), line["key_id"]),
+        line["priority_class"],
+        paper.drawable(line["model"], ""),
+        *counts,
+        money(line["cost_micros"]),
+    ]
 
 
 def statement_file(statement: Statement, kind: str, *, tenant_name: str) -> tuple[bytes, str, str]:
@@ -121,20 +129,6 @@ def statement_file(statement: Statement, kind: str, *, tenant_name: str) -> tupl
     if kind == "pdf":
         return statement_pdf(statement, tenant_name=tenant_name), "application/pdf", name
     raise ValueError(f"a statement comes as csv or pdf, not {kind}")
-
-
-def _escaped(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;")
-
-
-def _table(rows: list[tuple[str, ...] | list[str]]) -> Table:
-    style: list[Any] = [
-        ("FONTSIZE", (0, 0), (-1, -1), 8),
-        ("LINEBELOW", (0, 0), (-1, 0), 0.5, colors.black),
-        ("LINEBELOW", (0, 1), (-1, -1), 0.25, colors.lightgrey),
-        ("ALIGN", (-1, 0), (-1, -1), "RIGHT"),
-    ]
-    return Table(rows, repeatRows=1, style=TableStyle(style), hAlign="LEFT")
 
 
 def usage_csv(operations: Iterable[UsageRequest]) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
 from itertools import pairwise
@@ -186,10 +187,11 @@ def test_the_pdf_names_the_currency_of_every_amount(
     entry(aurora, 2, NOON, 5, "credit", reason="sorry")
     (statement,) = statements.close_due_days(LATER)
     page = documents.statement_pdf(statement, tenant_name=aurora.name).decode("latin-1")
-    for name in ("cost", "amount", "charged", "adjusted", "credited", "total"):
-        assert f"{name} \\(CHF\\)" in page
-    assert "1.500000" in page
-    assert "micros" not in page
+    words = " ".join(re.findall(r"\((.*?)\) Tj", page)).replace("\\", "")
+    for name in ("Cost", "Adds to the total", "Charged", "Adjusted", "Credited", "Total"):
+        assert f"{name} (CHF)" in words
+    assert "1.500000" in words
+    assert "_" not in words
 
 
 @pytest.mark.parametrize(("micros", "text"), [(0, "0.000000"), (-1, "-0.000001"), (1_234_567, "1.234567")])
