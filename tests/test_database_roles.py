@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import socket
+
 import pytest
 from django.conf import settings
 from django.contrib.auth.models import User
@@ -49,3 +52,12 @@ def test_no_connection_outlives_its_request_outside_of_a_bounded_pool() -> None:
         assert database["CONN_MAX_AGE"] == 0, alias
     for alias in ("default", "tenant"):
         assert 1 <= settings.DATABASES[alias]["OPTIONS"]["pool"]["max_size"] <= 16
+
+
+@pytest.mark.django_db
+def test_a_host_that_is_gone_without_a_word_is_left_after_ten_seconds() -> None:
+    for alias in connections:
+        connection = connections[alias]
+        connection.ensure_connection()
+        with socket.socket(fileno=os.dup(connection.connection.fileno())) as line:
+            assert line.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 10_000, alias

@@ -25,6 +25,8 @@ from tenants import api_keys
 from tenants.api_keys import Match
 
 KEY_TTL_S = 25.0  # where no push arrives; sockets and streams look again five seconds later at the latest
+PATIENCE_S = 0.5  # the wait for the database where pushes vouch for what is known
+AGAIN_S = 5.0  # until it is asked once more
 UNKNOWN_TTL_S = 1.0
 CACHE_SIZE = 10_000
 _QUERY_NAMES = frozenset({"key", "api_key", "apikey", "api-key", "access_token", "token", "authorization"})
@@ -85,15 +87,21 @@ def key_of_request(headers: Iterable[tuple[bytes, bytes]], query_string: bytes) 
 
 
 class Keys:
-    """Always: a wrong secret and an unknown id take the same path and get the same words; no plain key is kept."""
+    """Always: a wrong secret and an unknown id take the same path and get the same words; no plain key is kept.
+
+    ``is_told`` says whether a push about a changed key would have come. While it would, and the database does not
+    answer, a key that opened before goes on opening: nothing can be changed but there.
+    """
 
     def __init__(
         self,
         lookup: Lookup,
         clock_s: Callable[[], float] = time.monotonic,
         wall_clock_s: Callable[[], float] = time.time,
+        is_told: Callable[[], bool] = lambda: False,
     ) -> None:
         self._lookup = lookup
+        self._is_told = is_told
         self._clock_s = clock_s
         self._wall_clock_s = wall_clock_s
         self._cache: OrderedDict[str, tuple[float, StoredKey | None]] = OrderedDict()
@@ -171,7 +179,18 @@ class Keys:
         asking = self._asking.get(public_id)
         if asking is None:
             asking = self._asking[public_id] = asyncio.create_task(self._ask(public_id))
-        return await asyncio.shield(asking)
+            asking.add_done_callback(_looked_at)
+        if cached is None or cached[1] is None or not self._is_told():
+            return await asyncio.shield(asking)
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                return await asyncio.shield(asking)
+        except (TimeoutError, KeyStoreDown):
+            _, stored = self._cache.get(public_id, (0.0, None))
+            if stored is None or not self._is_told():
+                return await asyncio.shield(asking)
+            self._cache[public_id] = (self._clock_s() + AGAIN_S, stored)
+            return stored
 
     async def _ask(self, public_id: str) -> StoredKey | None:
         """One look-up for all who ask at once; an answer that ``forget`` overtook is used once and not kept."""
@@ -189,6 +208,12 @@ class Keys:
         self._cache[public_id] = (self._clock_s() + (KEY_TTL_S if stored else UNKNOWN_TTL_S), stored)
         if len(self._cache) > CACHE_SIZE:
             self._cache.popitem(last=False)
+
+
+def _looked_at(asking: asyncio.Task[StoredKey | None]) -> None:
+    """A look-up whom nobody waits for any more may fail in silence."""
+    if not asking.cancelled():
+        asking.exception()
 
 
 _FIND_KEY = """

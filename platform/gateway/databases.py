@@ -17,7 +17,9 @@ from tenants.isolation import alias
 
 WALLED_APPS = frozenset({"tenants", "billing", "gateway", "webhooks"})
 ALIASES = {"default": "DATABASE_URL", "tenant": "DATABASE_TENANT_URL", "owner": "DATABASE_OWNER_URL"}
-CONNECT_S = 5  # a server that takes a connection and says nothing; the URL may say another
+# A server that takes a connection and says nothing is left after 5 s, a host that is gone without a word after 10 s, in
+# which it confirmed nothing. The URL may say otherwise.
+PATIENCE = {"connect_timeout": 5, "tcp_user_timeout": 10_000}
 
 
 def database_settings(urls: dict[str, str]) -> dict[str, dict[str, Any]]:
@@ -38,7 +40,7 @@ def _one(alias: str, url: str) -> dict[str, Any]:
     parts = urlsplit(url)
     if parts.scheme not in ("postgres", "postgresql") or not parts.path.strip("/"):
         raise ImproperlyConfigured(f"{ALIASES[alias]} must look like postgresql://role:password@host:5432/database.")
-    options: dict[str, Any] = {"connect_timeout": CONNECT_S} | dict(parse_qsl(parts.query))
+    options: dict[str, Any] = PATIENCE | dict(parse_qsl(parts.query))
     if alias != "owner":
         options["pool"] = {"max_size": pool_size()}
     return {

@@ -141,6 +141,11 @@ class PolicyFeed:
         """Since a push could last have come."""
         return self._clock_s() - self._heard_at_s
 
+    @property
+    def is_listening(self) -> bool:
+        """Whether a push would have come by now."""
+        return self.silent_s <= POLICY_POLL_S + MAX_AGE_S
+
     async def start(self, republish: Callable[[], Awaitable[None]]) -> None:
         """Read the policy once (``republish`` is asked for it when Redis has none), then follow it."""
         await self.refresh()

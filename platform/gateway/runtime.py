@@ -79,7 +79,7 @@ class Runtime:
         self.bus = bus
         self.body_limit_bytes = body_limit_bytes
         self.archive = archive
-        self.keys = ApiKeys(key_table.find)
+        self.keys = ApiKeys(key_table.find, is_told=lambda: self.policy.is_listening)
         self.policy = PolicyFeed(redis, redis_keys, self.keys.forget)
         self.admission = Admission(redis, redis_keys)
         self.streams = Streams(time.monotonic)

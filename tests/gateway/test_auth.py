@@ -165,6 +165,72 @@ async def test_while_the_database_is_down_a_new_key_is_503_and_a_known_one_still
     assert reason_of(await keys.authenticate(NEW.text)) is Reason.UNAVAILABLE
 
 
+class Told:
+    """A key that was looked up, and is due for another look at a database that does not answer."""
+
+    def __init__(self) -> None:
+        self.table, self.clock, self.is_told = Table(), Clock(), True
+        self.keys = Keys(self.table.find, self.clock, self.clock, lambda: self.is_told)
+
+    async def begin(self, *, is_silent: bool = False) -> None:
+        await self.keys.authenticate(NEW.text)
+        self.clock.now_s += KEY_TTL_S
+        if is_silent:
+            self.table.gate.clear()
+        else:
+            self.table.is_down = True
+
+
+@pytest.mark.parametrize("is_silent", [False, True], ids=["refuses", "silent"])
+async def test_a_known_key_opens_while_the_database_is_away_and_a_push_would_have_told_of_its_end(
+    is_silent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(auth, "PATIENCE_S", 0.01)
+    told = Told()
+    await told.begin(is_silent=is_silent)
+    callers = await asyncio.gather(*(told.keys.authenticate(NEW.text) for _ in range(3)))
+    assert {type(one) for one in callers} == {Caller}
+    asked = told.table.num_lookups
+    assert isinstance(await told.keys.authenticate(NEW.text), Caller)
+    assert told.table.num_lookups == asked  # and not asked again for each that comes
+    told.table.gate.set()
+
+
+async def test_without_pushes_nobody_opens_beyond_the_lifetime_of_what_is_known() -> None:
+    told = Told()
+    await told.begin()
+    told.is_told = False
+    assert reason_of(await told.keys.authenticate(NEW.text)) is Reason.UNAVAILABLE
+
+
+async def test_a_key_that_a_push_ended_opens_nothing_while_the_database_is_away() -> None:
+    told = Told()
+    await told.begin()
+    told.keys.forget(NEW.public_id)
+    assert reason_of(await told.keys.authenticate(NEW.text)) is Reason.UNAVAILABLE
+
+
+async def test_a_push_during_the_wait_for_the_database_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auth, "PATIENCE_S", 0.05)
+    told = Told()
+    await told.begin(is_silent=True)
+    asking = asyncio.create_task(told.keys.authenticate(NEW.text))
+    await asyncio.sleep(0)
+    told.keys.forget(NEW.public_id)
+    told.table.stored = replace(STORED, is_usable=False)
+    told.table.gate.set()
+    assert reason_of(await asking) is Reason.INVALID_KEY
+
+
+async def test_the_database_that_is_back_is_asked_again() -> None:
+    told = Told()
+    await told.begin()
+    assert isinstance(await told.keys.authenticate(NEW.text), Caller)
+    told.table.is_down, told.table.stored = False, replace(STORED, is_usable=False)
+    told.clock.now_s += auth.AGAIN_S
+    assert reason_of(await told.keys.authenticate(NEW.text)) is Reason.INVALID_KEY
+
+
 class Rotated:
     """A key whose secret was rotated at 1,000 s with a grace of 60 s, under one public id."""
 

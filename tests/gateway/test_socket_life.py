@@ -11,6 +11,7 @@ import openai
 import pytest
 import websockets
 
+from gateway.auth import KeyStoreDown
 from gateway.runtime import set_current
 from gateway.v1.responses_socket import ResponsesConsumer
 from gateway.v1.socket_limits import open_sockets
@@ -96,6 +97,28 @@ async def test_a_key_revoked_while_the_socket_is_quiet_closes_it(world: Any, mon
         world.shelf.stored.clear()
         world.runtime.keys.forget(None)
         assert (await read_one(connection))["status"] == 401
+
+
+async def test_while_keys_cannot_be_checked_a_new_socket_is_told_to_come_again_and_an_open_one_stays(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with socket(world) as opened:
+        await create(opened)
+        await read(opened)
+
+        async def refuse(_: str) -> None:
+            raise KeyStoreDown("no answer")
+
+        monkeypatch.setattr(world.runtime.keys, "_lookup", refuse)
+        world.runtime.keys.forget(None)
+        async with socket(world) as connection:
+            assert (await read_one(connection))["status"] == 503
+            assert await closed_with(connection) == 1013
+        await create(opened)
+        assert (await read_one(opened))["status"] == 503
+        monkeypatch.undo()
+        await create(opened)
+        assert (await read(opened))[-1]["type"] == "response.completed"
 
 
 async def read_for_ever(connection: Any) -> None:

@@ -99,7 +99,7 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channe
         caller = await self._authenticate()
         if isinstance(caller, Refusal):
             await self._refuse(caller)
-            await self._close(BAD_KEY)
+            await self._close(BAD_KEY if caller.status == 401 else OVERLOADED)
             return
         try:
             read_query(self.scope["query_string"])
@@ -214,7 +214,8 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channe
         caller = await self._authenticate()
         if isinstance(caller, Refusal):
             await self._refuse(caller, stream_id=job.stream_id)
-            await self._close(BAD_KEY)
+            if caller.status == 401:
+                await self._close(BAD_KEY)
             return
         if isinstance(job, schemas.ResponseResume):
             found, after = await responses.find(self._runtime, caller, job.response_id), job.starting_after
