@@ -68,9 +68,8 @@ def invite(*, actor: str, tenant: Tenant, email: str, role: Role, invitation_id:
     with change_by(actor):
         if Membership.objects.filter(tenant=tenant, email__iexact=invitation.email).exists():
             raise ValidationError({"email": f"{invitation.email} is a member already"})
-        for open_one in Invitation.objects.select_for_update().filter(
-            tenant=tenant, email=invitation.email, ended_at=None
-        ):
+        before = Invitation.objects.select_for_update()
+        for open_one in before.filter(tenant=tenant, email=invitation.email, ended_at=None):
             _end(open_one)
         with checked_by_the_database(Invitation, alias()):
             invitation.save(force_insert=True)
@@ -78,12 +77,17 @@ def invite(*, actor: str, tenant: Tenant, email: str, role: Role, invitation_id:
 
 
 def take_back(*, actor: str, invitation_id: UUID) -> bool:
-    """False when it had ended before. Raises AboveOneself."""
+    """False when it had been taken back before. Raises ValidationError where somebody has joined by it, AboveOneself,
+    and Invitation.DoesNotExist.
+    """
     with change_by(actor):
-        open_one = Invitation.objects.select_for_update().filter(id=invitation_id, ended_at=None).first()
-        if open_one is not None:
-            _end(open_one)
-    return open_one is not None
+        offer = Invitation.objects.select_for_update().get(id=invitation_id)
+        if offer.ended_at is None:
+            _end(offer)
+            return True
+        if Membership.objects.filter(tenant_id=offer.tenant_id, email=offer.email).exists():
+            raise ValidationError(f"{offer.email} has joined already: remove the member instead")
+        return False
 
 
 def find_invitation(token: str) -> Invitation | None:
@@ -106,35 +110,40 @@ def accept(*, token: str, user: AbstractBaseUser) -> Membership:
         return add_member(actor=actor, tenant=invitation.tenant, user=user, email=invitation.email, role=role)
 
 
-def change_role(*, actor: str, tenant_id: UUID, member_id: UUID, role: Role) -> Membership:
-    """Raises ValidationError where the tenant would have no owner left, AboveOneself, and Membership.DoesNotExist for
-    no member of it.
+def change_role(*, actor: str, tenant_id: UUID, member_id: UUID, role: Role, seen: Role | None = None) -> Membership:
+    """Raises ValidationError where the tenant would have no owner left, or the member's role is no longer the one that
+    was ``seen``; AboveOneself; and Membership.DoesNotExist for no member of it.
     """
     with change_by(actor):
         members = _locked(tenant_id)
         member = _one(members, member_id)
         rights.require(Role(member.role), f"change the role of the {member.role} {member.email}")
         rights.require(role, f"make anybody {role}")
+        if member.role not in (seen or member.role, role):
+            raise ValidationError(f"{member.email} is {member.role}: somebody changed it since this page was opened")
         _keep_an_owner(members, member, role)
         member.role = role.value
         member.save(update_fields=["role"])
     return member
 
 
-def remove(*, actor: str, tenant_id: UUID, member_id: UUID) -> None:
-    """Raises ValidationError for the last owner, AboveOneself, and Membership.DoesNotExist for no member of it."""
+def remove(*, actor: str, tenant_id: UUID, member_id: UUID) -> Membership:
+    """Who it was. Raises ValidationError for the last owner, AboveOneself, and Membership.DoesNotExist for no member of
+    the tenant.
+    """
     with change_by(actor):
         members = _locked(tenant_id)
         member = _one(members, member_id)
         rights.require(Role(member.role), f"remove the {member.role} {member.email}")
         _keep_an_owner(members, member, None)
         member.delete()
+    return member
 
 
-def _end(open_one: Invitation) -> None:
-    rights.require(Role(open_one.role), f"take back the invitation of {open_one.email} as {open_one.role}")
-    open_one.ended_at = timezone.now()
-    open_one.save(update_fields=["ended_at"])
+def _end(offer: Invitation) -> None:
+    rights.require(Role(offer.role), f"take back the invitation of {offer.email} as {offer.role}")
+    offer.ended_at = timezone.now()
+    offer.save(update_fields=["ended_at"])
 
 
 def _locked(tenant_id: UUID) -> list[Membership]:

@@ -34,6 +34,7 @@ class Offer(Once):
 
 class NewRole(forms.Form):
     role = forms.ChoiceField(choices=ROLE_CHOICES)
+    seen = forms.ChoiceField(choices=ROLE_CHOICES, required=False)
 
 
 @never_cache
@@ -78,28 +79,43 @@ def remove(request: HttpRequest, me: Member, member_id: uuid.UUID) -> HttpRespon
 def take_back(request: HttpRequest, me: Member, invitation_id: uuid.UUID) -> HttpResponse:
     offer = get_object_or_404(Invitation, id=invitation_id)
     if request.method == "POST":
-        members.take_back(actor=me.actor, invitation_id=offer.id)
-        messages.success(request, f"The invitation of {offer.email} is taken back.")
+        try:
+            done = members.take_back(actor=me.actor, invitation_id=offer.id)
+        except ValidationError as refusal:
+            messages.error(request, " ".join(refusal.messages))
+        else:
+            words = "is taken back" if done else "had ended before"
+            messages.success(request, f"The invitation of {offer.email} {words}.")
     return redirect("console-people", slug=me.tenant.slug)
 
 
 def _change(request: HttpRequest, me: Member, member_id: uuid.UUID, form: NewRole | None) -> HttpResponse:
-    """A new role, or (without a form) none any more."""
-    member = get_object_or_404(Membership, id=member_id)
+    """A new role, or (without a form) none any more. Who is not there is not told from who never was."""
     if request.method == "POST":
         try:
-            messages.success(request, _changed(me, member, form))
+            messages.success(request, _changed(me, member_id, form))
+        except Membership.DoesNotExist:
+            messages.error(request, "That member is not here any more: somebody has removed them.")
         except ValidationError as refusal:
             messages.error(request, " ".join(refusal.messages))
+        else:
+            if form is None and member_id == me.member_id:
+                return redirect("console-home")
     return redirect("console-people", slug=me.tenant.slug)
 
 
-def _changed(me: Member, member: Membership, form: NewRole | None) -> str:
-    if form is not None and not form.is_valid():
+def _changed(me: Member, member_id: uuid.UUID, form: NewRole | None) -> str:
+    if form is None:
+        gone = members.remove(actor=me.actor, tenant_id=me.tenant.id, member_id=member_id)
+        return f"{gone.email} no longer belongs to {me.tenant.name}."
+    if not form.is_valid():
         raise ValidationError("choose one of the roles")
-    role = None if form is None else Role(form.cleaned_data["role"])
-    if role is None:
-        members.remove(actor=me.actor, tenant_id=me.tenant.id, member_id=member.id)
-        return f"{member.email} no longer belongs to {me.tenant.name}."
-    members.change_role(actor=me.actor, tenant_id=me.tenant.id, member_id=member.id, role=role)
-    return f"{member.email} is {role.value} now."
+    role, seen = Role(form.cleaned_data["role"]), form.cleaned_data["seen"]
+    member = members.change_role(
+        actor=me.actor,
+        tenant_id=me.tenant.id,
+        member_id=member_id,
+        role=role,
+        seen=Role(seen) if seen else None,
+    )
+    return f"{member.email} is {member.role} now."
