@@ -85,6 +85,12 @@ OF_AN_OPERATOR = {
     "history": "/operator/policy/history",
     "version": "/operator/policy/versions/{version}",
 }
+LINE = {
+    **{"project": "Customer support assistant (production, EU-West)", "priority_class": "interactive"},
+    **{"key": "nightly summariser of the insurance claims team in Kraków-Łódź", "model": "smollm2-135m-instruct"},
+    **{"num_requests": 1_234_567, "prompt_tokens": 123_456_789_012, "cached_tokens": 99_999_999_999},
+    **{"output_tokens": 55_555_555_555, "cost_micros": 123_456_789_012_345},
+}
 CASES = [
     pytest.param(role, path, id=name)
     for role, paths in (
@@ -140,8 +146,8 @@ def things(product: Product) -> dict[str, Any]:
         zone="UTC",
         starts_at=day,
         ends_at=day + timedelta(days=1),
-        lines=[],
-        corrections=[],
+        lines=[{**LINE, "project_id": str(project.id), "key_id": str(key.id)}],
+        corrections=[{"kind": "credit", "reason": "a night that was lost to us", "amount_micros": 5}],
         charged_micros=5,
         adjusted_micros=0,
         credited_micros=0,
