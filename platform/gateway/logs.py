@@ -1,7 +1,7 @@
 """What a line of the log carries: who it is about, as plain lines or as one JSON object each.
 
-Knows names that are bound to the request under way; refuses to let a key out. Texts of prompts and answers are never
-handed to a logger in the first place.
+Knows names that are bound to the request under way; refuses to let a key or a link out. Texts of prompts and answers
+are never handed to a logger in the first place.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from typing import Any
 
 from pythonjsonlogger.json import JsonFormatter
 
-_KEY = re.compile(r"\bsk_[A-Za-z0-9]+_[A-Za-z0-9_-]+")
+_SECRETS = (
+    (re.compile(r"\bsk_[A-Za-z0-9]+_[A-Za-z0-9_-]+"), "sk_…"),
+    (re.compile(r"(/invitation/|/password/reset/key/)[^\s/'\"]+"), r"\1…"),
+)
 _bound: ContextVar[Mapping[str, str]] = ContextVar("log_bound", default={})  # noqa: B039 - never changed in place
 
 requests = logging.getLogger("gateway.requests")
@@ -44,17 +47,23 @@ class WithoutCallersTracebacks(logging.Filter):
         return True
 
 
+def _without_secrets(line: str) -> str:
+    for secret, shown in _SECRETS:
+        line = secret.sub(shown, line)
+    return line
+
+
 class LineFormatter(logging.Formatter):
-    """A plain line. Always: without anything that looks like a key."""
+    """A plain line. Always: without anything that looks like a key, or a link that opens."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return _KEY.sub("sk_…", super().format(record))
+        return _without_secrets(super().format(record))
 
 
 class JsonLines(JsonFormatter):
     """One JSON object a line: time, level, logger, message, and whatever is bound or given as ``extra``.
 
-    Always: without anything that looks like a key.
+    Always: without anything that looks like a key, or a link that opens.
     """
 
     def __init__(self) -> None:
@@ -66,7 +75,7 @@ class JsonLines(JsonFormatter):
         )
 
     def format(self, record: logging.LogRecord) -> str:
-        return _KEY.sub("sk_…", super().format(record))
+        return _without_secrets(super().format(record))
 
 
 def configuration(*, is_json: bool, level: str) -> dict[str, Any]:

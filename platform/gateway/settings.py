@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from celery.schedules import crontab
+from django.core.exceptions import ImproperlyConfigured
 
 from gateway import logs
 from gateway.databases import ALIASES, database_settings
@@ -182,7 +183,19 @@ ACCOUNT_EMAIL_VERIFICATION = "none"  # the address is the invitation's
 ACCOUNT_ADAPTER = "gateway.console.accounts.InvitedOnly"
 ACCOUNT_LOGOUT_REDIRECT_URL = "front"
 MFA_SUPPORTED_TYPES = ["totp", "recovery_codes"]
-EMAIL_BACKEND = os.environ.get("EMAIL_BACKEND", "django.core.mail.backends.console.EmailBackend")
+ACCOUNT_EMAIL_SUBJECT_PREFIX = "Rubato: "
+
+# Mail, for forgotten passwords. Without a server none is sent, the pages say so, and no link is written anywhere else.
+EMAIL_HOST = os.environ.get("EMAIL_HOST", "")
+EMAIL_USE_TLS, EMAIL_USE_SSL = _flag("EMAIL_USE_TLS"), _flag("EMAIL_USE_SSL")
+EMAIL_PORT = int(os.environ.get("EMAIL_PORT") or (465 if EMAIL_USE_SSL else 587 if EMAIL_USE_TLS else 25))
+EMAIL_HOST_USER = os.environ.get("EMAIL_HOST_USER", "")
+EMAIL_HOST_PASSWORD = os.environ.get("EMAIL_HOST_PASSWORD", "")
+EMAIL_TIMEOUT = 10  # s
+EMAIL_BACKEND = f"django.core.mail.backends.{'smtp' if EMAIL_HOST else 'dummy'}.EmailBackend"
+DEFAULT_FROM_EMAIL = os.environ.get("DEFAULT_FROM_EMAIL", "")
+if EMAIL_HOST and not DEFAULT_FROM_EMAIL:
+    raise ImproperlyConfigured("EMAIL_HOST is given, so DEFAULT_FROM_EMAIL must be too: whom mail is from.")
 
 STATIC_URL = "static/"
 STATIC_ROOT = None  # files are served from where they lie

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
 from allauth.account.adapter import DefaultAccountAdapter
-from django.http import HttpRequest
+from django.conf import settings
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
 
 
 class InvitedOnly(DefaultAccountAdapter):  # type: ignore[misc]  # allauth brings no types
@@ -11,3 +17,13 @@ class InvitedOnly(DefaultAccountAdapter):  # type: ignore[misc]  # allauth bring
 
     def is_open_for_signup(self, request: HttpRequest) -> bool:
         return False
+
+
+def by_mail(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
+    """A page that promises a mail. Where the platform sends none, it says so, and who helps instead."""
+
+    @functools.wraps(view)
+    def inside(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        return view(request, *args, **kwargs) if settings.EMAIL_HOST else render(request, "account/no_mail.html")
+
+    return inside
