@@ -32,7 +32,9 @@ MOST_FAILURES = 20  # looked at in one run
 
 async def test_no_spoiled_request_upload_or_socket_fails_or_hangs_and_the_books_agree_afterwards(platform: Up) -> None:
     gateway = platform.pid_of("gateway")
-    processes = psutil.Process(platform.process.pid).children(recursive=True)
+    # A backend of PostgreSQL ends with its connection, which an idle pool gives up after ten minutes.
+    started = psutil.Process(platform.process.pid).children(recursive=True)
+    processes = [one for one in started if one.name() != "postgres"]
     demo = platform.demo
     async with httpx2.AsyncClient(base_url=demo["base_url"]) as client:
         fuzz = Fuzz(client, demo["keys"]["aurora"], demo["model"])
@@ -49,7 +51,7 @@ async def test_no_spoiled_request_upload_or_socket_fails_or_hangs_and_the_books_
         _say(seed, fuzz, gateway)
     assert not failures, "\n".join(f"{type(one).__name__}: {one}" for one in failures)
     assert platform.pid_of("gateway") == gateway, "it has died and was started again"
-    assert all(one.is_running() for one in processes)
+    assert [one for one in processes if not one.is_running()] == []
     assert "Traceback" not in platform.said, platform.said[-20_000:]
     await nothing_is_left(platform)
 
