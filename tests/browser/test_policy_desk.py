@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -101,6 +102,41 @@ def test_what_was_typed_outlives_the_sign_in(desk: Page, site: str) -> None:
     assert PolicyProposal.objects.count() == 1
 
 
+def cut_off(page: Page) -> None:
+    """This page alone: its visitor's other one must have nothing to complain of."""
+    page.route("**/*", lambda route: route.abort())
+
+
+def desk_answers(**answer: Any) -> Callable[[Page], None]:
+    return lambda page: page.route("**/operator/policy/", lambda route: route.fulfill(**answer))
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (desk_answers(status=503), "The platform answers with an error (503)"),
+        (desk_answers(status=500), "The platform answers with an error (500)"),
+        (desk_answers(status=403), "You may not edit this any more"),
+        (desk_answers(body="<p>No tenant"), "There is nothing to edit here any more"),
+        (cut_off, "The platform does not answer"),
+    ],
+    ids=["503", "500", "403", "no form", "offline"],
+)
+def test_what_keeps_an_edit_from_being_sent_is_said_as_it_is_and_nothing_typed_is_lost(
+    desk: Page, fault: Callable[[Page], None], words: str
+) -> None:
+    page = frail(desk)
+    box = typed(page)
+    fault(page)
+    page.get_by_role("button", name="See what this does").click()
+    expect(page.get_by_role("alert")).to_contain_text(f"{words}; what you typed is still here.")
+    expect(box).to_have_value("77")
+    page.unroute_all()
+    page.get_by_role("button", name="See what this does").click()
+    expect(page.get_by_role("heading", name="An edit of version")).to_be_visible()
+    page.close()
+
+
 @pytest.mark.parametrize("width", [320, 375, 768])
 def test_a_tenant_with_a_long_name_leaves_room_for_its_numbers(desk: Page, width: int) -> None:
     desk.set_viewport_size({"width": width, "height": 740})
@@ -131,7 +167,7 @@ def sign_in_changed(page: Page, site: str) -> None:
 
 
 def network_gone(page: Page, site: str) -> None:
-    page.context.set_offline(True)
+    cut_off(page)
 
 
 def gateway_broken(page: Page, site: str) -> None:
@@ -170,10 +206,10 @@ def test_a_pause_that_failed_says_so_where_one_sees_it(desk: Page, site: str, fa
 
 def test_what_failed_is_said_until_the_same_succeeds(desk: Page) -> None:
     page = frail(desk)
-    page.context.set_offline(True)
+    cut_off(page)
     page.get_by_role("button", name="Pause Aurora default").click()
     expect(page.get_by_role("alert")).to_be_visible()
-    page.context.set_offline(False)
+    page.unroute_all()
     page.get_by_role("button", name="Pause Universit").click()
     expect(page.get_by_role("button", name="Resume Universit")).to_be_visible()
     expect(page.get_by_role("alert")).to_be_visible()

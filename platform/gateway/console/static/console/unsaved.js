@@ -1,6 +1,6 @@
 // What was typed into a form with data-unsaved is not lost in silence, nor what one that was refused has kept
-// (data-unsaved="kept"): leaving the page asks first, and a form whose sign-in has ended meanwhile stays as it is until
-// one has signed in again.
+// (data-unsaved="kept"): leaving the page asks first, and a form that cannot be sent (its sign-in has ended, the platform
+// is away) stays as it is, says why, and can be sent once it is over.
 
 const form = document.querySelector("form[data-unsaved]");
 let isTyped = form?.dataset.unsaved === "kept";
@@ -13,13 +13,16 @@ function say(text, link) {
   if (link) said.append(" ", Object.assign(document.createElement("a"), { href: link, target: "_blank", textContent: "Sign in" }));
 }
 
-// The page as it is for who asks now: it carries the token that a form of theirs needs.
-async function renewed() {
+// Why the form cannot be sent just now; undefined once it has the token that a form of who asks now needs.
+async function hindrance() {
   const answer = await fetch(location.href);
+  if (answer.status === 403) return ["You may not edit this any more; what you typed is still here."];
+  if (!answer.ok) return [`The platform answers with an error (${answer.status}); what you typed is still here. Try again.`];
+  if (answer.redirected) return ["You are no longer signed in; what you typed is still here. Sign in in another tab and press again.", location.href];
   const page = new DOMParser().parseFromString(await answer.text(), "text/html");
   const token = page.querySelector("form[data-unsaved] input[name=csrfmiddlewaretoken]");
-  if (token) form.querySelector("input[name=csrfmiddlewaretoken]").value = token.value;
-  return Boolean(token);
+  if (!token) return ["There is nothing to edit here any more; what you typed is still here. Load the page again to see why."];
+  form.querySelector("input[name=csrfmiddlewaretoken]").value = token.value;
 }
 
 if (form) {
@@ -29,7 +32,8 @@ if (form) {
     if (event.submitter?.form !== form) return;
     event.preventDefault();
     try {
-      if (!(await renewed())) return say("You are no longer signed in; what you typed is still here. Sign in in another tab and press again.", location.href);
+      const why = await hindrance();
+      if (why) return say(...why);
     } catch {
       return say("The platform does not answer; what you typed is still here. Try again.");
     }
