@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from enum import Enum
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -24,13 +25,15 @@ from gateway.errors import Reason, Refusal
 from scheduler_engine.policy import PriorityClass, TenantClassPolicy
 from wire import codec
 from wire.messages import Reserved
-from wire.redis_bus import Unreachable
+from wire.redis_bus import Unreachable, bus_errors
 from wire.redis_keys import Keys
 
 LEASE_MS = 15_000
 RECORD_LIFETIME_S = 86_400
 MAX_USAGE_ENTRIES = 100_000
+MAX_RENEWED = 500  # by one call of the script: others wait for it
 _SCRIPT = Path(__file__).with_name("limits.lua").read_text(encoding="utf-8")
+_RENEW = Path(__file__).with_name("renew.lua").read_text(encoding="utf-8")
 _encode = msgspec.json.Encoder().encode
 
 
@@ -114,6 +117,14 @@ class Grant:
     limits: Limits
 
 
+class Standing(Enum):
+    """What the record of a response says to a gateway that serves it."""
+
+    OURS = 0
+    ANOTHERS = 1
+    ENDED = 2
+
+
 @dataclass(frozen=True, slots=True)
 class Denied:
     """``is_unsure``: what Redis did was not heard; the response may stand there all the same."""
@@ -172,6 +183,7 @@ class Admission:
         self._redis = redis
         self._keys = keys
         self._script = redis.register_script(_SCRIPT)
+        self._renew = redis.register_script(_RENEW)
         self._clock_ms = clock_ms
         self._offset_ms = 0  # Redis' clock minus ours, from its last answer
 
@@ -206,13 +218,19 @@ class Admission:
         refusal, limits = _refusal(kind, int(reply[2]), possible[0]), _limits(possible[0], reply[3:])
         return Denied(refusal, limits, is_unsure=kind == "duplicate")
 
-    async def renew(self, grants: Iterable[Grant]) -> None:
-        """Keep the leases of responses that this gateway still serves. A lease that has ended stays ended."""
+    async def renew(self, gateway_id: str, grants: Sequence[Grant]) -> list[Standing]:
+        """Keep the leases of responses that this gateway serves; one without a ``lease_key`` holds none. Whose each is,
+        in their order: a gateway that slept past its heartbeat learns here what others have taken. Raises BusError.
+        """
         expires_at_ms = self.now_ms() + LEASE_MS
-        async with self._redis.pipeline(transaction=False) as pipeline:
-            for grant in grants:
-                pipeline.zadd(grant.lease_key, {grant.response_id: expires_at_ms}, xx=True)
-            await pipeline.execute()
+        found: list[Standing] = []
+        for start in range(0, len(grants), MAX_RENEWED):
+            some = grants[start : start + MAX_RENEWED]
+            keys = [key for grant in some for key in (self._keys.response(grant.response_id), grant.lease_key)]
+            arguments: list[str | int] = [gateway_id, expires_at_ms, *(grant.response_id for grant in some)]
+            with bus_errors():
+                found += map(Standing, await self._renew(keys=keys, args=arguments))
+        return found
 
     def _card(self, wish: Wish) -> dict[str, str]:
         return {"card": self._keys.card(wish.tenant_id, wish.response_id)} if wish.is_kept else {}

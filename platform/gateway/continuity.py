@@ -102,11 +102,11 @@ class Continuity:
         me, worker = self._bus.gateway_id, (choice.worker_id, choice.epoch)
         owner = await self._ownership.owner(stream.response_id)
         if owner is None or owner.gateway_id != me:
-            self._streams.finish(stream, Lost(MOVED))
+            self._streams.let_go(stream, Lost(MOVED))
             return
         attempt = owner.attempt + 1  # its own may have been moved on by a call whose answer was lost
         if not await self._ownership.move(stream.response_id, owner, gateway_id=me, attempt=attempt, worker=worker):
-            self._streams.finish(stream, Lost(MOVED))
+            self._streams.let_go(stream, Lost(MOVED))
             return
         stream.submit = replace(next_attempt(stream, attempt, me), worker_epoch=choice.epoch)
         self._streams.settle(stream, choice.worker_id, choice.epoch, attempt)
@@ -197,7 +197,7 @@ class Continuity:
         """It may have ended before the worker heard of us."""
         output = await self._bus.output(stream.response_id)
         if output is not None and stream.awaits_attach:
-            _fill(stream, output)
+            take_all(stream, output)
             self._streams.finish(stream, output.finished)
 
     async def until_ended(self, stream: ResponseStream) -> None:
@@ -256,9 +256,14 @@ def _less(duration_us: int | None, passed_us: int) -> int | None:
     return None if duration_us is None else max(1, duration_us - passed_us)
 
 
-def _fill(stream: ResponseStream, output: FinishedOutput) -> None:
+def take_all(stream: ResponseStream, output: FinishedOutput) -> None:
+    """What has not come yet of the tokens; the end is for whoever owns the stream to tell."""
     for index, token_ids in enumerate(output.token_ids):
         stream.take(index, 0, token_ids)
+
+
+def _fill(stream: ResponseStream, output: FinishedOutput) -> None:
+    take_all(stream, output)
     stream.finish(output.finished)
 
 
@@ -287,8 +292,13 @@ _FAILED = Refusal(reason=Reason.WORKER_LOST, message="The response was lost with
 
 def _ended_without_output(card: Card, owner: Owner, clock_s: Callable[[], float]) -> ResponseStream:
     stream = _unowned(card, clock_s)
-    stream.finish(Lost(_WHY.get(owner.terminal, _FAILED)))
+    stream.finish(lost_by(owner))
     return stream
+
+
+def lost_by(owner: Owner) -> Lost:
+    """The end of a response that has ended and left no output."""
+    return Lost(_WHY.get(owner.terminal, _FAILED))
 
 
 def _names(stream: ResponseStream) -> tuple[str, str, int]:

@@ -28,6 +28,7 @@ from gateway.batches.archive import Archive
 from gateway.console.switchboard import switchboard
 from gateway.continuity import Continuity
 from gateway.door import Door
+from gateway.holding import Holding
 from gateway.loads import ages, books
 from gateway.loads import loads as load_source
 from gateway.ownership import Ownership
@@ -102,6 +103,7 @@ class Runtime:
             take_back=self.door.take_back,
             shelf=shelf,
         )
+        self.holding = Holding(bus=bus, admission=self.admission, streams=self.streams, ownership=self.ownership)
         self.redis, self.redis_keys = redis, redis_keys
         self._gate_built = redis_keys.gate_built
         self._books_key = redis_keys.books
@@ -173,6 +175,7 @@ class Runtime:
             (self._read_outbox, 0.0),
             (self._watch_workers, WATCH_S),
             (self._beat, HEARTBEAT_S),
+            (self.holding.renew, HEARTBEAT_S),
             (self._keep_gate, GATE_S),
             (self._tell_policy, TOLD_S),
             (self._note_used_keys, USED_KEYS_S),
@@ -265,7 +268,6 @@ class Runtime:
 
     async def _beat(self) -> None:
         await self.bus.heartbeat()
-        await self.admission.renew([stream.grant for stream in self.streams if stream.holds_lease])
         self.door.end_forgotten()
         for stream in self.streams:
             for reader in stream.stalled_readers:

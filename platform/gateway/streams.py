@@ -99,7 +99,7 @@ class Streams:
                     self._deliver_end(message)
                 case Moved():
                     if (stream := self._streams.get(message.response_id)) is not None:
-                        self.finish(stream, Lost(MOVED))
+                        self.let_go(stream, Lost(MOVED))
                 case Accepted() | Explained():
                     pass
                 case BadEntry():
@@ -132,6 +132,11 @@ class Streams:
         stream.finish(end)
         if not stream.readers:
             self._drop(stream)
+
+    def let_go(self, stream: ResponseStream, end: End) -> None:
+        """It is not this gateway's any more: whoever asks for it from now on is not shown what was known of it here."""
+        self.finish(stream, end)
+        self._drop(stream)
 
     def lost_workers(self, loads: Iterable[LoadSnapshot]) -> list[tuple[str, int]]:
         """(worker, epoch) with open responses that are dead by these snapshots: another epoch, or silent for long."""

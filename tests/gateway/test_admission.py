@@ -15,7 +15,7 @@ import pytest
 from redis.asyncio import Redis
 
 from billing.pricing import TokenPrices
-from gateway.admission import LEASE_MS, Admission, Denied, Grant, Wish, duration_text, window_id
+from gateway.admission import LEASE_MS, Admission, Denied, Grant, Standing, Wish, duration_text, window_id
 from gateway.errors import Reason
 from scheduler_engine.policy import PriorityClass, TenantClassPolicy
 from wire.messages import Released, Reserved
@@ -71,6 +71,9 @@ class Gate:
 
     async def admit(self, prompt: int = 10, max_tokens: int = 10, **limits: Any) -> Grant | Denied:
         return await self.admission.admit(self.wish(prompt, max_tokens, **limits))
+
+    async def renew(self, *grants: Grant, gateway_id: str = "g") -> list[Standing]:
+        return await self.admission.renew(gateway_id, grants)
 
     async def end(self, grant: Grant) -> None:
         """The response was refused further on: everything goes back."""
@@ -298,7 +301,7 @@ async def test_two_hung_responses_give_their_slots_back_when_nobody_renews_them(
     """P14. The third call is served; with renewal it is not."""
     hung = [granted(await gate.admit(concurrency=2)) for _ in range(2)]
     gate.now_ms += LEASE_MS - 1
-    await gate.admission.renew(hung)
+    await gate.renew(*hung)
     gate.now_ms += LEASE_MS - 1
     denied(await gate.admit(concurrency=2))
     gate.now_ms += 1
@@ -308,8 +311,39 @@ async def test_two_hung_responses_give_their_slots_back_when_nobody_renews_them(
 async def test_a_lease_that_has_ended_is_not_renewed_back_to_life(gate: Gate) -> None:
     grant = granted(await gate.admit(concurrency=1))
     await gate.end(grant)
-    await gate.admission.renew([grant])
+    await gate.renew(grant)
     granted(await gate.admit(concurrency=1))
+
+
+async def test_a_lease_that_ran_out_while_nobody_could_renew_it_is_taken_again_while_its_response_goes_on(
+    gate: Gate,
+) -> None:
+    """Its gateway slept, or Redis did: whoever came meanwhile is one more, and nobody else is let in."""
+    slept = granted(await gate.admit(concurrency=1))
+    gate.now_ms += LEASE_MS + 1
+    meanwhile = granted(await gate.admit(concurrency=1))
+    assert await gate.renew(slept) == [Standing.OURS]
+    await gate.end(meanwhile)
+    assert denied(await gate.admit(concurrency=1)).refusal.reason is Reason.CONCURRENCY
+    await gate.end(slept)
+    granted(await gate.admit(concurrency=1))
+
+
+async def test_whoever_renews_learns_what_is_anothers_by_now_and_what_has_ended(
+    gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where they are more than one call of the script takes, and where the records name no gateway or are gone."""
+    monkeypatch.setattr("gateway.admission.MAX_RENEWED", 2)
+    kept, moved, ended, lost, unnamed, gone = [granted(await gate.admit()) for _ in range(6)]
+    for grant in (moved, lost):
+        await gate.redis.hset(gate.keys.response(grant.response_id), "gateway", "another")
+    await gate.end(ended)
+    await gate.end(lost)
+    await gate.redis.hdel(gate.keys.response(unnamed.response_id), "gateway")
+    await gate.redis.delete(gate.keys.response(gone.response_id))
+    ours, anothers = Standing.OURS, Standing.ANOTHERS
+    found = await gate.renew(kept, moved, ended, lost, unnamed, gone)
+    assert found == [ours, anothers, Standing.ENDED, anothers, ours, ours]
 
 
 async def test_parallel_requests_never_pass_the_concurrency_limit(gate: Gate) -> None:  # P13

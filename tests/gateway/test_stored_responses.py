@@ -77,6 +77,25 @@ async def test_a_stored_response_is_shown_as_it_was_after_redis_forgot_it(world:
         await client.responses.retrieve(response.id)
 
 
+async def test_what_had_ended_before_its_adopter_heard_of_it_is_stored_though_nobody_looks(
+    world: Any, shelf: MemoryShelf
+) -> None:
+    """Its gateway died with the last words in its outbox."""
+    world.worker.script.prompt_first = True
+    response = await create(world, background=True)
+    response_id = response.id.removeprefix("resp_")
+    await world.until(lambda: bool(world.worker.submits))
+    world.worker.answer_to("gateway-dead")
+    world.runtime.streams.forget(world.runtime.streams.get(response_id))
+    owner = await world.runtime.ownership.owner(response_id)
+    worker = (owner.worker_id, owner.epoch)
+    await world.runtime.ownership.move(response_id, owner, gateway_id="gateway-dead", attempt=1, worker=worker)
+    await world.runtime.continuity.adopt()
+    world.worker.answer_to("gateway-dead")
+    world.worker.go_on()
+    await world.until(lambda: len(shelf.stored) == 1, 10.0)
+
+
 async def test_what_was_not_to_be_stored_or_failed_is_not(world: Any, shelf: MemoryShelf) -> None:
     """P77: nothing of a prompt is kept unless somebody asks for it."""
     await create(world, store=False)
