@@ -12,8 +12,8 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
-from tenants import api_keys, services
-from tenants.models import ApiKey, AuditEvent, Project, Tenant
+from tenants import api_keys, members, services
+from tenants.models import ApiKey, AuditEvent, Membership, Project, Tenant
 from tenants.roles import Capability, Role, may
 from tests.gateway.tenant_console import MADE_ID, House, open_house, text_of
 
@@ -151,9 +151,30 @@ def test_who_is_no_operator_is_shown_no_operators_pages(house: House) -> None:
     assert ">Admin</a>" in text_of(member.get("/console/"))
 
 
-def test_a_switched_off_tenant_has_no_pages(house: House) -> None:
+def test_a_switched_off_tenant_has_no_pages_and_its_members_read_why(house: House) -> None:
     Tenant.objects.filter(id=house.tenant.id).update(is_active=False)
-    assert house.people[Role.OWNER].get(house.at("")).status_code == 404
+    owner, before = house.people[Role.OWNER], AuditEvent.objects.count()
+    answers = [owner.get(house.at(page)) for page in PAGES]
+    answers += [owner.post(house.at(page), form) for page, (_, form) in CHANGES.items()]
+    assert {answer.status_code for answer in answers} == {404}
+    for page in [*answers, owner.get("/console/")]:
+        assert "<b>Aurora</b> is switched off" in text_of(page)
+        assert "belong to no tenant" not in text_of(page)
+    assert AuditEvent.objects.count() == before
+    assert "Aurora" not in text_of(house.person("stranger", None).get(house.at("")))
+
+
+def test_a_switched_off_tenant_stands_beside_others_and_opens_nothing(house: House) -> None:
+    owner = Membership.objects.get(role="owner").user
+    others = [services.create_tenant(actor="tests", slug=slug, name=slug.title()) for slug in ("nova", "vega")]
+    for one in others:
+        members.add_member(actor="tests", tenant=one, user=owner, email=owner.email, role=Role.AUDITOR)
+    Tenant.objects.filter(id=house.tenant.id).update(is_active=False)
+    page = text_of(house.people[Role.OWNER].get("/console/"))
+    assert [f'href="/console/{slug}/"' in page for slug in ("aurora", "nova", "vega")] == [False, True, True]
+    assert "<b>Aurora</b> is switched off" in page
+    Tenant.objects.filter(slug="nova").update(is_active=False)
+    assert house.people[Role.OWNER].get("/console/")["Location"] == "/console/vega/"
 
 
 @pytest.mark.parametrize("page", ["/operator/live", "/operator/policy/", "/operator/policy/classes", "/console/"])

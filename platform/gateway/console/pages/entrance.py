@@ -27,11 +27,12 @@ BACKEND = "django.contrib.auth.backends.ModelBackend"
 @require_safe
 @login_required
 def home(request: HttpRequest) -> HttpResponse:
-    """Straight to the only tenant, or a choice."""
-    mine = Membership.objects.select_related("tenant").filter(user_id=request.user.pk or 0, tenant__is_active=True)
+    """Straight to the only tenant that is not switched off, or a choice."""
+    mine = Membership.objects.select_related("tenant").filter(user_id=request.user.pk or 0)
     found = list(mine.order_by("tenant__name"))
-    if len(found) == 1:
-        return redirect("console", slug=found[0].tenant.slug)
+    is_open = [one for one in found if one.tenant.is_active]
+    if len(is_open) == 1:
+        return redirect("console", slug=is_open[0].tenant.slug)
     return render(request, "console/home.html", {"memberships": found})
 
 

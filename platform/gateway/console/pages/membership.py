@@ -49,7 +49,8 @@ def page(
 ) -> Callable[[View], Callable[..., HttpResponseBase]]:
     """A page of a tenant. ``capability`` opens it; a POST needs ``to_change`` (else ``capability``) too.
 
-    Who is no member gets the 404 of a tenant that does not exist; who may not gets a page that names the role.
+    Who is no member gets the 404 of a tenant that does not exist, a member of one that is switched off a 404 that says
+    so; who may not gets a page that names the role.
     """
 
     def decorate(view: View) -> Callable[..., HttpResponseBase]:
@@ -57,6 +58,8 @@ def page(
         @login_required
         def inside(request: HttpRequest, slug: str, *args: Any, **kwargs: Any) -> HttpResponseBase:
             me = _member(request, slug)
+            if not me.tenant.is_active:
+                return render(request, "console/tenant_off.html", {"tenant": me.tenant}, status=404)
             needed = (to_change or capability) if request.method == "POST" else capability
             about = audit.request(f"req_{uuid.uuid4().hex}", _reason(request))
             with isolation.tenant(me.tenant.id), rights.acting_as(me.role), about:
@@ -77,9 +80,7 @@ def _forbidden(request: HttpRequest, me: Member, deed: str) -> HttpResponse:
 
 
 def _member(request: HttpRequest, slug: str) -> Member:
-    found = Membership.objects.select_related("tenant").filter(
-        user_id=request.user.pk or 0, tenant__slug=slug, tenant__is_active=True
-    )
+    found = Membership.objects.select_related("tenant").filter(user_id=request.user.pk or 0, tenant__slug=slug)
     membership = found.first()
     if membership is None:
         raise Http404("There is no such page.")
