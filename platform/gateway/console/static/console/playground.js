@@ -196,6 +196,7 @@ fields.model.addEventListener("change", offer);
 fields.project.addEventListener("change", () => stream?.isIdle && stream.finish("unused", "")); // a ticket is for one project
 for (const sign of ["focusin", "pointerover", "keydown"]) form.addEventListener(sign, prepare);
 offer();
+busy(false); // the page comes with a button that sends nothing
 
 const kept = JSON.parse(sessionStorage.getItem(shelf) ?? "null");
 if (kept) {
