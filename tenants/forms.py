@@ -16,14 +16,15 @@ _WHOLE = re.compile(r"-?(?:[0-9]+|[0-9]{1,3}([, \u00a0\u202f])[0-9]{3}(?:\1[0-9]
 
 def whole_number(text: str) -> int | None:
     """ASCII digits behind a minus or not, plain or by thousands (``1,200,000``, ``1 200 000``); None for anything else.
-    Digits of other scripts and other groups are refused, not read: who mistypes a price or a limit must not set a
-    number that nobody wrote.
+    Digits of other scripts, other groups and a zero below zero are refused, not read: who mistypes a price or a limit
+    must not set a number that nobody wrote.
     """
     written = text.strip()
     try:
-        return int(written.translate(_GROUPING)) if _WHOLE.fullmatch(written) else None
+        number = int(written.translate(_GROUPING)) if _WHOLE.fullmatch(written) else None
     except ValueError:  # more digits than Python turns into a number
         return None
+    return None if number == 0 and written.startswith("-") else number
 
 
 class WholeNumber(forms.IntegerField):

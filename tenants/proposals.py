@@ -77,9 +77,12 @@ def draft_back(*, actor: str, to_version: int, based_on: int) -> PolicyProposal:
 
 
 def back_to(goal: Document, seen: Document) -> list[Change]:
-    """What going back to an older policy changes: nothing of tenants that came later."""
-    known = places(goal)
-    return [change for change in diff(seen, goal) if change.place in known]
+    """What going back to an older policy changes: nothing of tenants that came later, and what is paused now stays so
+    until somebody resumes it.
+    """
+    known, paused = places(goal), selectors.paused_by()
+    edit = [change for change in diff(seen, goal) if change.place in known]
+    return [change for change in edit if change.field != "allowed" or change.place not in paused]
 
 
 def send_off(*, actor: str, proposal_id: UUID, reason: str, effective_from: datetime | None = None) -> PolicyProposal:

@@ -7,7 +7,7 @@ from typing import Any
 
 from scheduler_engine.policy import ClassPolicy, PolicySnapshot, TenantClassPolicy, gpu_classes, snapshot_to_dict
 from scheduler_engine.policy import PriorityClass as ClassName
-from tenants.models import PolicyVersion, PriorityClass, QuotaPolicy, Tenant
+from tenants.models import AuditEvent, PolicyVersion, PriorityClass, QuotaPolicy, Tenant
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,14 @@ def policy_at(version: int) -> StoredPolicy | None:
     """One saved version; None where there is none."""
     found = PolicyVersion.objects.filter(version=version).first()
     return None if found is None else StoredPolicy(found.version, found.document)
+
+
+def paused_by() -> dict[str, str]:
+    """Who paused what is paused, by its place: "<tenant id> <class>"."""
+    paused = {str(cell.pk): cell for cell in QuotaPolicy.objects.filter(is_paused=True)}
+    pauses = AuditEvent.objects.filter(object_id__in=paused, object_type="quotapolicy", after__is_paused=True)
+    actors = dict(pauses.order_by("id").values_list("object_id", "actor"))  # the last of each stands
+    return {f"{cell.tenant_id} {cell.priority_class}": actors.get(key, "") for key, cell in paused.items()}
 
 
 def tenants_by_id() -> dict[str, dict[str, str]]:

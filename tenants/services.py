@@ -213,7 +213,12 @@ def switch_class(*, actor: str, tenant_id: UUID, label: str, is_paused: bool, re
     """
     with change_by(actor):
         serialise_policy_edits()
-        cell = QuotaPolicy.objects.get(tenant_id=tenant_id, priority_class=label)
+        cell = QuotaPolicy.objects.select_related("tenant").get(tenant_id=tenant_id, priority_class=label)
+        if is_paused and cell.is_paused:
+            who = selectors.paused_by()[f"{tenant_id} {label}"]
+            raise ValidationError(f"{label} is paused for {cell.tenant.name} already, by {who}")
+        if is_paused and not cell.tenant.is_active:
+            raise ValidationError(f"{cell.tenant.name} is switched off: nobody of it is let in, in any class")
         if is_paused and not cell.allowed:
             raise ValidationError(f"{label} is not granted to {cell.tenant.name}: there is nothing to pause")
         if not (is_paused or cell.is_paused):

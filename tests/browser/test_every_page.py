@@ -165,7 +165,7 @@ def things(product: Product) -> dict[str, Any]:
         "batch": batch.id,
         "edit": edit.id,
         "statement": statement.id,
-        "version": current.version,
+        "version": current.version - 1,
         "invitation": invitation.token,
     }
 

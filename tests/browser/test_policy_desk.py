@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 from django.test import Client
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Browser, Locator, Page, expect
 
 from billing import services as billing_services
 from billing.pricing import TokenPrices
@@ -240,3 +240,17 @@ def test_what_a_refusal_has_kept_is_not_lost_without_a_question(desk: Page, form
         desk.get_by_role("link", name="History").click()
     assert asked.value.type == "beforeunload"
     expect(desk.locator(".matrix input[type=text]").first).to_have_value("many")
+
+
+def test_a_moment_that_is_typed_in_utc_is_told_in_the_viewers_own_zone(browser: Browser, site: str, desk: Page) -> None:
+    typed(desk)
+    desk.get_by_role("button", name="See what this does").click()
+    expect(desk.get_by_role("heading", name="An edit of version")).to_be_visible()
+    far = browser.new_context(base_url=site, timezone_id="Asia/Kathmandu", storage_state=desk.context.storage_state())
+    page = far.new_page()
+    page.goto(desk.url)
+    page.get_by_label("From (UTC)").fill("2100-01-01T20:30")
+    expect(page.get_by_text("that is 2100-01-02 02:15 GMT+5:45")).to_be_visible()
+    page.get_by_label("From (UTC)").fill("")
+    expect(page.get_by_text("that is")).to_have_count(0)
+    far.close()

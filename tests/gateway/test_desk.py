@@ -14,6 +14,8 @@ from tenants import selectors, services
 from tenants.models import AuditEvent, PolicyProposal, PolicyVersion, QuotaPolicy
 from tests.gateway.desk_world import act, drafted, form_of, open_house, weight
 
+LEFT = {"weight": "many", "concurrency": "", "money_micros": "5 000", "money_window": "day", "overflow_to": "batch"}
+
 
 @pytest.fixture
 def house(transactional_db: None, valkey: str, settings: Any) -> Any:
@@ -45,6 +47,21 @@ def test_a_wrong_box_keeps_what_was_typed_and_says_what_would_be_right(house: An
     assert "a whole number from 1 to 1,000,000" in page
     assert "Nothing was saved. One field needs another value: what it may be is written below it." in page
     assert not PolicyProposal.objects.exists()
+
+
+@pytest.mark.parametrize("is_allowed", [True, False], ids=["ticked", "unticked"])
+def test_a_wrong_box_keeps_every_other_one_as_it_was_left(house: Any, is_allowed: bool) -> None:
+    ticks = {f"{house.tenant.id}.default.allowed": "on"} if is_allowed else {}
+    form = {name: text for name, text in form_of(house.alice).items() if not name.endswith(".allowed")}
+    left = {f"{house.tenant.id}.default.{name}": text for name, text in LEFT.items()}
+    page = house.alice.post("/operator/policy/", form | left | ticks).content.decode()
+    boxes = {box.split('"')[1]: box for box in re.findall(r"<(?:input|select)[^>]* (name=.*?</td>)", page, re.S)}
+    place = f"{house.tenant.id}.default."
+    assert (" checked" in boxes[place + "allowed"]) is is_allowed
+    for name in ("money_window", "overflow_to"):
+        assert f"<option selected>{LEFT[name]}<" in boxes[place + name]
+    for name in ("weight", "concurrency", "money_micros"):
+        assert f'value="{LEFT[name]}"' in boxes[place + name]
 
 
 def test_a_form_that_changes_nothing_says_so(house: Any) -> None:

@@ -46,8 +46,9 @@ def test_a_number_is_read(field: str, text: str, value: int | None) -> None:
 @pytest.mark.parametrize(
     ("field", "text"),
     [("weight", ""), ("weight", "0"), ("weight", "-1"), ("weight", "NaN"), ("weight", "1e3"), ("weight", "٣"),
-     ("concurrency", "-1"), ("hard_deadline_ms", "0"), ("money_window", "year"), ("tokens_per_minute", "9" * 30),
-     ("overflow_to", "interactive"), ("overflow_to", "default"), ("overflow_to", "nowhere")],
+     ("concurrency", "-0"), ("concurrency", "-1"), ("hard_deadline_ms", "0"), ("money_window", "year"),
+     ("tokens_per_minute", "9" * 30), ("overflow_to", "interactive"), ("overflow_to", "default"),
+     ("overflow_to", "nowhere")],
 )  # fmt: skip
 def test_what_the_engine_would_refuse_is_said_at_its_box(field: str, text: str) -> None:
     made = forms.edited(document(), posted(document(), **{field: text}))
@@ -86,3 +87,9 @@ def test_weights_are_shown_as_shares_of_the_class() -> None:
     shares = {(cell.tenant, cell.priority_class): cell.share_percent for cell in table}
     assert (shares["Aurora", "default"], shares["Nova", "default"]) == (75.0, 25.0)
     assert (shares["Aurora", "batch"], shares["Nova", "batch"]) == (100.0, None)
+
+
+def test_who_is_switched_off_has_no_share_and_takes_none_from_the_others() -> None:
+    table = forms.cells(document(), {"aurora": "Aurora", "nova": "Nova"}, ["aurora", "nova"], off={"nova"})
+    shares = {(cell.tenant, cell.is_off): cell.share_percent for cell in table}
+    assert shares == {("Aurora", False): 100.0, ("Nova", True): None}

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tenants import services
 from tenants.models import AuditEvent, PolicyProposal, PolicyVersion, QuotaPolicy
 from tests.gateway.desk_world import act, drafted, form_of, open_house
 
@@ -77,3 +78,56 @@ def test_what_a_pause_asked_by_htmx_has_to_say_it_says_itself_and_on_no_later_pa
         assert f"Aurora, default: {action}d." in answer.content.decode()
         assert "messages" not in answer.cookies
     assert "Aurora, default: " not in house.alice.get("/operator/policy/").content.decode()
+
+
+def test_what_a_colleague_has_just_paused_is_paused_already_and_says_by_whom(house: Any) -> None:
+    place = f"/operator/policy/pause/{house.tenant.id}/default"
+    for who in (house.bob, house.alice, house.bob):  # whoever paused it last
+        who.post(place, {"action": "pause"})
+        page = house.alice.post(place, {"action": "pause"}, headers={"HX-Request": "true"}).content.decode()
+        name = "alice" if who is house.alice else "bob"
+        assert f"default is paused for Aurora already, by {name}" in page
+        assert ">Resume<" in page
+        house.alice.post(place, {"action": "resume"})
+
+
+def test_going_back_leaves_paused_what_was_paused_since_and_says_so(house: Any) -> None:
+    start = PolicyVersion.objects.first().version
+    act(house.alice, drafted(house.alice, default__weight="7"), action="send")
+    house.bob.post(f"/operator/policy/pause/{house.tenant.id}/default", {"action": "pause"})
+    page = house.alice.get(f"/operator/policy/versions/{start}").content.decode()
+    assert "<b>Aurora, default</b> is paused, by bob, and stays so until somebody resumes it" in page
+    assert "<td>allowed</td>" not in page
+    house.alice.post(f"/operator/policy/versions/{start}", {"version": start + 2})
+    act(house.alice, PolicyProposal.objects.get(state="draft"), action="send", reason="it was better")
+    row = QuotaPolicy.objects.get(priority_class="default")
+    assert (row.weight, row.allowed, row.is_paused) == (1, False, True)
+    page = house.alice.get(f"/operator/policy/versions/{start}").content.decode()
+    assert "It would change nothing: the policy in force says the same, but for what is paused." in page
+
+
+def test_an_edit_that_would_end_a_pause_says_so_on_its_page(house: Any) -> None:
+    house.bob.post(f"/operator/policy/pause/{house.tenant.id}/default", {"action": "pause"})
+    form = form_of(house.alice) | {f"{house.tenant.id}.default.allowed": "on"}
+    page = house.alice.post("/operator/policy/", form, follow=True).content.decode()
+    assert "<b>Aurora, default</b> is paused, by bob: this edit resumes it." in page
+    page = act(house.alice, PolicyProposal.objects.get(), action="send")
+    assert "this edit resumes it" not in page
+
+
+def test_a_tenant_that_is_switched_off_is_marked_and_has_nothing_to_pause(house: Any) -> None:
+    def switch(is_active: bool) -> None:
+        services.update_tenant(
+            actor="tests", tenant_id=house.tenant.id, name="Aurora", timezone="UTC", is_active=is_active
+        )
+
+    place = f"/operator/policy/pause/{house.tenant.id}/default"
+    switch(False)
+    page = house.alice.get("/operator/policy/").content.decode()
+    assert (page.count("switched off"), page.count(">Pause<"), "100.0&nbsp;%" in page) == (1, 0, False)
+    page = house.alice.post(place, {"action": "pause"}, follow=True).content.decode()
+    assert "Aurora is switched off: nobody of it is let in, in any class" in page
+    assert QuotaPolicy.objects.get(priority_class="default").allowed is True
+    switch(True)
+    page = house.alice.get("/operator/policy/").content.decode()
+    assert (page.count("switched off"), page.count(">Pause<"), "100.0&nbsp;%" in page) == (0, 1, True)

@@ -90,7 +90,7 @@ def test_a_price_is_seen_old_and_new_beside_what_a_day_would_have_cost_and_then_
 
 
 @pytest.mark.parametrize(
-    "text", ["٣٤", "-1", "1e3", "0x10", "1.5", "1,5", "1,2,3", "1_000", "", "1000000000001", "9" * 30]
+    "text", ["٣٤", "-1", "-0", "1e3", "0x10", "1.5", "1,5", "1,2,3", "1_000", "", "1000000000001", "9" * 30]
 )
 def test_what_is_no_price_is_said_at_its_box_and_nothing_is_drafted(house: Any, text: str) -> None:
     page = house.alice.post(PAGE, form_of(house.alice, interactive__output=text)).content.decode()

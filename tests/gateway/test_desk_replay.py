@@ -74,7 +74,8 @@ def test_a_log_that_cannot_be_read_is_told_in_a_sentence(previews: Previews, set
     found = settled(previews, "draft")
     assert found.state == "failed"
     assert "Traceback" not in found.doing
-    assert found.doing
+    assert "the recording" in found.doing
+    assert not any(word in found.doing for word in (str(folder), "--", "gpu_worker"))
 
 
 def test_a_stopped_preview_stays_stopped(previews: Previews, recorded_story: Any, settings: Any) -> None:
@@ -101,3 +102,26 @@ def test_one_that_runs_is_not_begun_twice(previews: Previews, recorded_story: An
     first = previews.start("draft", recorded_story.policy)
     assert previews.start("draft", recorded_story.policy, FEW_MINUTES).run == first.run
     assert settled(previews, "draft").state == "done"
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (
+            {"floor_percent": 99},
+            "this edit is no policy: classes: floor_percent of all classes must sum to at most 100",
+        ),
+        ({"chunk_min": 0}, "this edit is no policy: classes.batch.chunk_min must be an integer from 1"),
+    ],
+    ids=["whole", "field"],
+)
+def test_a_replay_that_fails_says_why_and_names_no_flag_and_no_file(
+    previews: Previews, recorded_story: Any, settings: Any, fault: dict[str, int], said: str
+) -> None:
+    settings.RUBATO_RECORDED_DIR = str(recorded_story.folder)
+    edit = copy.deepcopy(recorded_story.policy)
+    edit["classes"]["batch"].update(fault)
+    previews.start("draft", edit)
+    found = settled(previews, "draft")
+    assert (found.state, found.doing[: len(said)]) == ("failed", said)
+    assert not any(word in found.doing for word in ("/", "--", "gpu_worker"))

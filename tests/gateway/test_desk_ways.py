@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -9,7 +10,8 @@ from django.contrib.auth.models import Permission, User
 from django.test import Client
 
 from tenants import services
-from tests.gateway.desk_world import open_house, staff
+from tenants.models import PolicyVersion
+from tests.gateway.desk_world import act, drafted, open_house, staff
 
 
 @pytest.fixture
@@ -64,3 +66,16 @@ def test_who_may_not_edit_the_policy_sees_no_way_to_the_desk(house: Any, page: s
     assert '"/operator/policy/' not in carol.get(page).content.decode()
     User.objects.get(username="carol").user_permissions.add(Permission.objects.get(codename="change_quotapolicy"))
     assert '"/operator/policy/' in carol.get(page).content.decode()
+
+
+def test_every_region_of_a_page_has_a_name_of_its_own(house: Any) -> None:
+    start = PolicyVersion.objects.first().version
+    for number in "78":
+        act(house.alice, drafted(house.alice, default__weight=number), action="send")
+    proposal = drafted(house.alice, default__weight="9")
+    for page in ("", "classes", "history", f"versions/{start + 1}", f"edits/{proposal.id}"):
+        names = re.findall(
+            r'role="region" aria-label="([^"]+)"', house.alice.get(f"/operator/policy/{page}").content.decode()
+        )
+        assert names
+        assert len(set(names)) == len(names), page

@@ -22,7 +22,7 @@ from gateway.desk.price_table import price_preview, told
 from gateway.desk.replaying import FEW_MINUTES, HOUR
 from gateway.desk.rights import MAY_EDIT_POLICY, MAY_EDIT_PRICES, needed_for, operator, reason_of
 from gateway.desk.telling import telling
-from tenants import proposals
+from tenants import proposals, selectors
 from tenants.models import PolicyProposal
 from tenants.policy_changes import Change, Document, carried_over, in_words, places
 
@@ -63,6 +63,7 @@ def _page(request: HttpRequest, found: PolicyProposal) -> HttpResponse:
         "prices": price_preview(prices) if is_open else None,
         "door": _door(policy, edit, names) if is_open else None,
         "idle_overflows": [in_words(place, names) for place in without_effect(places(policy), edit)] if is_open else [],
+        "resumed": _resumed(edit, names) if is_open else [],
         "preview": Previews().find(str(found.id)),
         "is_open": is_open,
         "names": names,
@@ -144,6 +145,12 @@ def _tell(request: HttpRequest, found: PolicyProposal) -> None:
 
 def _others(found: PolicyProposal, names: Mapping[str, str]) -> list[tuple[PolicyProposal, Named]]:
     return [(other, named(change, names)) for other, change in proposals.of_the_same_fields(found)]
+
+
+def _resumed(edit: list[Change], names: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Pauses that the edit ends: where, and who paused it."""
+    paused, granted = selectors.paused_by(), [one.place for one in edit if one.field == "allowed" and one.after]
+    return [(in_words(place, names), paused[place]) for place in granted if place in paused]
 
 
 def _door(policy: Document, edit: list[Change], names: Mapping[str, str]) -> list[Named] | None:

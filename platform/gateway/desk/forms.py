@@ -57,7 +57,7 @@ class Box:
 @dataclass(slots=True)
 class Cell:
     """One tenant and class. ``share_percent``: of the class's device time, while all who may are busy; None where
-    nobody is let in.
+    nobody is let in. ``is_off``: the tenant as a whole.
     """
 
     tenant_id: str
@@ -66,6 +66,7 @@ class Cell:
     boxes: list[Box]
     share_percent: float | None
     is_paused: bool
+    is_off: bool
 
 
 @dataclass(slots=True)
@@ -77,13 +78,19 @@ class Edited:
 
 
 def cells(
-    document: Document, names: Mapping[str, str], shown: Iterable[str], paused: Container[tuple[str, str]] = ()
+    document: Document,
+    names: Mapping[str, str],
+    shown: Iterable[str],
+    paused: Container[tuple[str, str]] = (),
+    off: Container[str] = (),
 ) -> list[Cell]:
-    """The matrix of these tenants, in the order of their names and of the classes. ``paused``: (tenant id, class)."""
+    """The matrix of these tenants, in the order of their names and of the classes. ``paused``: (tenant id, class);
+    ``off``: ids of all tenants that are switched off.
+    """
     wanted = set(shown)
     totals: dict[str, int] = {}
     for row in document["tenants"]:
-        if row["allowed"]:
+        if row["allowed"] and row["tenant_id"] not in off:
             totals[row["priority_class"]] = totals.get(row["priority_class"], 0) + row["weight"]
     found = [
         Cell(
@@ -91,8 +98,11 @@ def cells(
             names.get(row["tenant_id"], row["tenant_id"]),
             row["priority_class"],
             [Box(box_name(row, name), name, row.get(name)) for name in CELL_FIELDS],
-            100 * row["weight"] / totals[row["priority_class"]] if row["allowed"] else None,
+            100 * row["weight"] / totals[row["priority_class"]]
+            if row["allowed"] and row["tenant_id"] not in off
+            else None,
             (row["tenant_id"], row["priority_class"]) in paused,
+            row["tenant_id"] in off,
         )
         for row in document["tenants"]
         if row["tenant_id"] in wanted

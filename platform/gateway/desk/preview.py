@@ -113,7 +113,7 @@ class Previews:
                 result = json.loads(said.splitlines()[-1])
                 self._keep(draft_id, replace(mine, state="done", percent=100, result=result))
             else:
-                self._keep(draft_id, replace(mine, state="failed", doing=last or "it took too long"))
+                self._keep(draft_id, replace(mine, state="failed", doing=_in_words(last, policy, folder)))
 
     def _watched(self, draft_id: str, mine: Preview, process: subprocess.Popen[str]) -> str:
         """Until it has ended, by itself or not; returns its last plain line."""
@@ -140,3 +140,9 @@ class Previews:
                     break
                 self._keep(draft_id, replace(mine, percent=told["percent"], doing=told["doing"]))
         return last
+
+
+def _in_words(said: str, policy: Path, folder: Path) -> str:
+    """What the replay said last, without the names of its flags and files."""
+    told = said.removeprefix("gpu_worker.replay: ").replace(f"--policy {policy}: ", "this edit is no policy: ")
+    return told.replace(str(folder), "the recording") or "it took too long"

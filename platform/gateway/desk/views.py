@@ -19,7 +19,7 @@ from gateway.desk.rights import MAY_EDIT_POLICY, MAY_EDIT_PRICES, operator, reas
 from gateway.desk.telling import telling
 from tenants import proposals, selectors, services
 from tenants.models import PolicyProposal, PolicyVersion, PriorityClass, QuotaPolicy, Tenant
-from tenants.policy_changes import Change, diff
+from tenants.policy_changes import Change, diff, in_words, places
 
 TENANTS_A_PAGE = 20
 VERSIONS_A_PAGE = 50
@@ -38,7 +38,9 @@ def matrix(request: HttpRequest) -> HttpResponse:
     names = {str(tenant.id): tenant.name for tenant in tenants}
     current = policy_in_force()
     paused = QuotaPolicy.objects.filter(tenant__in=tenants, is_paused=True)
-    table = forms.cells(current.policy, names, names, {(str(row.tenant_id), row.priority_class) for row in paused})
+    off = {str(tenant_id) for tenant_id in Tenant.objects.filter(is_active=False).values_list("id", flat=True)}
+    shut = {(str(row.tenant_id), row.priority_class) for row in paused}
+    table = forms.cells(current.policy, names, names, shut, off)
     if request.method == "POST" and (answer := _drafted(request, [box for cell in table for box in cell.boxes])):
         return answer
     context = {
@@ -113,6 +115,11 @@ def version(request: HttpRequest, number: int) -> HttpResponse:
         "price_changes": price_table.told([Change(**one) for one in row.prices]),
         "changes": [named(one, names) for one in diff(before.policy, then.policy)] if before else [],
         "back": [named(one, names) for one in proposals.back_to(then.policy, current.policy)],
+        "stay_paused": [
+            (in_words(place, names), who)
+            for place, who in selectors.paused_by().items()
+            if places(then.policy).get(place, {}).get("allowed")
+        ],
         "current": current.version,
     }
     return render(request, "operator/policy/version.html", context)
@@ -184,8 +191,9 @@ def _drafted(request: HttpRequest, boxes: list[forms.Box]) -> HttpResponse | Non
         return None
     made = forms.edited(start.policy, posted)
     for box in boxes:
-        if box.name in posted:
-            box.value = posted[box.name]
+        cell, _, _ = box.name.rpartition(".")
+        if box.name in posted or (box.kind == "tick" and f"{cell}.weight" in posted):
+            box.value = posted.get(box.name, "")  # an unticked box is not sent
         box.wrong = made.wrong.get(box.name, "")
     if made.wrong:
         what = "One field needs" if len(made.wrong) == 1 else f"{len(made.wrong)} fields need"

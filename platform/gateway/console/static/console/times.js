@@ -6,7 +6,7 @@ const OPTIONS = {
   second: { hour: "2-digit", minute: "2-digit", second: "2-digit", timeZoneName: "short" },
 };
 
-function text(at, to) {
+export function inViewersZone(at, to) {
   const options = { hourCycle: "h23", year: "numeric", month: "2-digit", day: "2-digit", ...OPTIONS[to] };
   const parts = Object.fromEntries(new Intl.DateTimeFormat("en", options).formatToParts(at).map(({ type, value }) => [type, value]));
   const clock = [parts.hour, parts.minute, parts.second].filter(Boolean).join(":");
@@ -16,7 +16,7 @@ function text(at, to) {
 export function tellInViewersZone(root) {
   for (const each of root.querySelectorAll("time[data-to]")) {
     each.title = each.dateTime;
-    each.textContent = text(new Date(each.dateTime), each.dataset.to);
+    each.textContent = inViewersZone(new Date(each.dateTime), each.dataset.to);
   }
 }
 
