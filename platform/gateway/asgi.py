@@ -19,7 +19,7 @@ from django.core.asgi import get_asgi_application
 from django.db import DatabaseError
 from django.urls import path, re_path
 
-django_application = get_asgi_application()  # before anything that imports models
+django_handler = get_asgi_application()  # before anything that imports models
 
 from redis.exceptions import RedisError
 
@@ -30,17 +30,20 @@ from gateway.stop_signals import told_of_stop_signals
 from gateway.tracing import tracing
 from gateway.v1.http import SECURITY_HEADERS, Exchange, Receive, Scope, Send
 from gateway.v1.responses_socket import ResponsesConsumer
+from gateway.whole_bodies import MANAGED, WholeBodies
 from wire.bus import BusError
 from wire.gguf_header import ModelFileError
 
 if settings.SECURE_HSTS_SECONDS:
     SECURITY_HEADERS["strict-transport-security"] = f"max-age={settings.SECURE_HSTS_SECONDS}"
 
+django_application = WholeBodies(django_handler)
+
 
 async def http(scope: Scope, receive: Receive, send: Send) -> None:
     where: str = scope["path"]
-    if where.startswith("/v1/organization/"):  # managed, not served: Django REST framework
-        await django_application(dict(scope), receive, send)
+    if where.startswith(MANAGED):  # managed, not served: Django REST framework
+        await django_application(scope, receive, send)
     elif _is_api(where):
         current = runtime.current()
         if current is None:
@@ -51,7 +54,7 @@ async def http(scope: Scope, receive: Receive, send: Send) -> None:
     elif where == "/metrics":
         await metrics.application(dict(scope), receive, send)
     else:
-        await django_application(dict(scope), receive, send)
+        await django_application(scope, receive, send)
 
 
 def _is_api(path: str) -> bool:

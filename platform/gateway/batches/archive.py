@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -15,6 +16,8 @@ from gateway.errors import Reason, invalid
 from gateway.postgresql import AWAY
 
 Result = TypeVar("Result")
+
+MAX_UPLOADS = 4  # of one tenant at once, in this process
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +41,19 @@ class Archive:
             open_batches=settings.RUBATO_TENANT_OPEN_BATCHES,
             calls_per_minute=settings.RUBATO_ARCHIVE_CALLS_PER_MINUTE,
         )
+
+    @contextmanager
+    def upload(self, tenant_id: str) -> Iterator[None]:
+        """One of the tenant's. Raises InvalidRequest for one too many."""
+        if self.uploads.get(tenant_id, 0) >= MAX_UPLOADS:
+            raise invalid(Reason.CONCURRENCY, f"At most {MAX_UPLOADS} uploads at once.")
+        self.uploads[tenant_id] = self.uploads.get(tenant_id, 0) + 1
+        try:
+            yield
+        finally:
+            self.uploads[tenant_id] -= 1
+            if not self.uploads[tenant_id]:
+                del self.uploads[tenant_id]
 
     async def ask(self, work: Callable[[], Result]) -> Result:
         """Database work in a thread. Raises InvalidRequest (503) while the database does not answer."""

@@ -11,16 +11,15 @@ import secrets
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
-from importlib import import_module
 
 import msgspec
 from channels.db import database_sync_to_async
 from django.conf import settings
-from django.contrib.auth import get_user
-from django.http import HttpRequest, parse_cookie
+from django.http import parse_cookie
 from redis.asyncio import Redis
 
 from gateway.auth import Caller
+from gateway.console.sessions import user_of
 from gateway.errors import Reason, Refusal
 from gateway.postgresql import AWAY
 from scheduler_engine.policy import PriorityClass
@@ -123,9 +122,7 @@ def caller_of(ticket: Ticket) -> Caller:
 
 
 def _is_welcome(ticket: Ticket, session_key: str) -> bool:
-    request = HttpRequest()
-    request.session = import_module(settings.SESSION_ENGINE).SessionStore(session_key or None)
-    user = get_user(request)
+    user = user_of(session_key)
     if not user.is_active or user.pk != ticket.user_id:
         return False
     tenant_id = uuid.UUID(ticket.tenant_id)

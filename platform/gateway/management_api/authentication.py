@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -14,13 +15,17 @@ from rest_framework.request import Request
 from rest_framework.views import APIView
 
 from gateway.auth import key_of_request
-from gateway.errors import Refusal
+from gateway.errors import Reason, Refusal
 from tenants import api_keys
 from tenants.api_keys import Match
 from tenants.models import ApiKey
 from tenants.roles import Capability, Role, may
 
-_WRONG_KEY = "Incorrect API key provided. The management API takes management keys, which the console makes."
+SCHEME = "Bearer"
+_WRONG_KEY = Refusal(
+    reason=Reason.INVALID_KEY,
+    message="Incorrect API key provided. The management API takes management keys, which the console makes.",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,29 +48,33 @@ class ManagementKey(BaseAuthentication):
     def authenticate(self, request: Request) -> tuple[Principal, None]:
         given = request.headers.get("Authorization")
         headers = [] if given is None else [(b"authorization", given.encode("latin-1", "replace"))]
-        text = key_of_request(headers, request.META.get("QUERY_STRING", "").encode("latin-1", "replace"))
-        if isinstance(text, Refusal):
-            raise AuthenticationFailed(text.message)
-        return _principal(text), None
+        found = principal_of(headers, request.META.get("QUERY_STRING", "").encode("latin-1", "replace"))
+        if isinstance(found, Refusal):
+            raise AuthenticationFailed(found.message)
+        return found, None
 
     def authenticate_header(self, request: Request) -> str:
-        return "Bearer"
+        return SCHEME
 
 
-def _principal(text: str) -> Principal:
+def principal_of(headers: Iterable[tuple[bytes, bytes]], query_string: bytes) -> Principal | Refusal:
+    """Whose management key these headers bring. Looks into the database."""
+    text = key_of_request(headers, query_string)
+    if isinstance(text, Refusal):
+        return text
     try:
         parsed = api_keys.parse(text)
-    except api_keys.MalformedKey as error:
-        raise AuthenticationFailed(_WRONG_KEY) from error
+    except api_keys.MalformedKey:
+        return _WRONG_KEY
     key = ApiKey.objects.select_related("tenant").filter(public_id=parsed.public_id).first()
     match = api_keys.match(parsed.secret, *((key.secret_sha256, key.previous_sha256) if key else ("", "")))
     if key is None or match is Match.NONE or not key.role or key.revoked_at is not None or not key.tenant.is_active:
-        raise AuthenticationFailed(_WRONG_KEY)
+        return _WRONG_KEY
     now = timezone.now()
     if match is Match.PREVIOUS and (key.previous_until is None or now >= key.previous_until):
-        raise AuthenticationFailed(_WRONG_KEY)
+        return _WRONG_KEY
     if key.expires_at is not None and key.expires_at <= now:
-        raise AuthenticationFailed(_WRONG_KEY)
+        return _WRONG_KEY
     return Principal(key.tenant_id, key.id, f"key:{key.name} {key.public_id}", Role(key.role))
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from functools import partial
 from pathlib import PurePosixPath
 from typing import Any, BinaryIO, TypeVar
@@ -34,7 +34,7 @@ MAX_PAGE = 10_000
 WRITE_BYTES = 1_048_576  # gathered before a thread writes them
 READ_BYTES = 262_144
 FORM_BYTES = 65_536  # what a form may have besides its file
-MAX_UPLOADS = 4  # of one tenant at once, in this process
+UPLOAD_S = 3_600.0  # for a whole file to arrive
 LIFETIMES_S = (3_600, 2_592_000)
 
 
@@ -54,7 +54,7 @@ def shown(file: StoredFile) -> dict[str, Any]:
 
 async def _create(exchange: Exchange, archive: Archive, caller: Caller) -> None:
     form = Form(exchange.header(b"content-type"))
-    with _slot(archive, caller), _storage_errors(), archive.storage.draft() as draft:
+    with archive.upload(caller.tenant_id), _storage_errors(), archive.storage.draft() as draft:
         await _to_its_end(asyncio.to_thread(draft.write, b""))  # a full disk is told before the body is read
         await _receive(exchange, archive, form, draft)
         lifetime_s = _lifetime_s(form)
@@ -69,13 +69,14 @@ async def _receive(exchange: Exchange, archive: Archive, form: Form, draft: Draf
     too_large = invalid(Reason.BODY_TOO_LARGE, f"A file may have at most {limit_bytes} bytes.", "file")
     gathered = bytearray()
     try:
-        async for part in exchange.body_parts(limit_bytes + FORM_BYTES):
-            gathered += form.feed(part)
-            if draft.num_bytes + len(gathered) > limit_bytes:
-                raise too_large
-            if len(gathered) >= WRITE_BYTES:
-                await _to_its_end(asyncio.to_thread(draft.write, bytes(gathered)))
-                gathered.clear()
+        async with aclosing(exchange.body_parts(limit_bytes + FORM_BYTES, UPLOAD_S)) as parts:
+            async for part in parts:
+                gathered += form.feed(part)
+                if draft.num_bytes + len(gathered) > limit_bytes:
+                    raise too_large
+                if len(gathered) >= WRITE_BYTES:
+                    await _to_its_end(asyncio.to_thread(draft.write, bytes(gathered)))
+                    gathered.clear()
     except InvalidRequest as error:
         raise too_large if error.refusal.reason is Reason.BODY_TOO_LARGE else error from error
     form.close()
@@ -135,21 +136,6 @@ async def _kept(archive: Archive, caller: Caller, form: Form, draft: Draft, life
         await asyncio.to_thread(archive.storage.remove, file.storage_name)
         message = f"All files together may have {archive.tenant_limit_bytes} bytes; delete some first."
         raise invalid(Reason.STORAGE_QUOTA, message, "file") from error
-
-
-@contextmanager
-def _slot(archive: Archive, caller: Caller) -> Iterator[None]:
-    """Raises InvalidRequest for one upload too many."""
-    uploads, tenant_id = archive.uploads, caller.tenant_id
-    if uploads.get(tenant_id, 0) >= MAX_UPLOADS:
-        raise invalid(Reason.CONCURRENCY, f"At most {MAX_UPLOADS} uploads at once.")
-    uploads[tenant_id] = uploads.get(tenant_id, 0) + 1
-    try:
-        yield
-    finally:
-        uploads[tenant_id] -= 1
-        if not uploads[tenant_id]:
-            del uploads[tenant_id]
 
 
 @contextmanager

@@ -8,14 +8,15 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from typing import Any
 from urllib.parse import parse_qsl
 
 from gateway.errors import Reason, Refusal, invalid
+from gateway.v1.bodies import under_way
 from scheduler_engine.policy import PriorityClass
 
 Scope = Mapping[str, Any]
@@ -106,6 +107,17 @@ class Exchange:
         headers: Iterable[tuple[bytes, bytes]] = self.scope["headers"]
         return headers
 
+    @property
+    def address(self) -> str:
+        """Where the connection comes from; empty where the server does not know."""
+        client = self.scope.get("client")
+        return client[0] if client else ""
+
+    @property
+    def has_body(self) -> bool:
+        """Whether one is announced: without that, HTTP/1.1 knows none."""
+        return self.header(b"transfer-encoding") != "" or self.header(b"content-length") not in ("", "0")
+
     def header(self, name: bytes) -> str:
         """The first value, or empty."""
         if self._first_values is None:
@@ -137,48 +149,39 @@ class Exchange:
         media_type = self.header(b"content-type").partition(";")[0].strip().lower()
         if media_type not in ("", JSON) or self.header(b"content-encoding") not in ("", "identity"):
             raise invalid(Reason.UNSUPPORTED_MEDIA_TYPE, "Send the body as plain 'Content-Type: application/json'.")
-        too_large = invalid(Reason.BODY_TOO_LARGE, f"The body may have at most {limit_bytes} bytes.")
-        announced = self.header(b"content-length")
-        if announced.isascii() and announced.isdigit() and int(announced) > limit_bytes:
-            raise too_large
-        parts, size = [], 0
-        try:
-            async with asyncio.timeout(BODY_S):
-                while not self._body_is_read:
-                    part = await self._body_part()
-                    size += len(part)
-                    if size > limit_bytes:
-                        raise too_large
-                    parts.append(part)
-        except BodyBroken as error:
-            raise invalid(Reason.INVALID_REQUEST, "The body broke off, or is not framed as announced.") from error
-        except TimeoutError as error:
-            raise invalid(Reason.BODY_TOO_SLOW, f"The body took longer than {BODY_S:.0f} s.") from error
-        return b"".join(parts)
+        return b"".join([part async for part in self.body_parts(limit_bytes, BODY_S)])
 
     def hand_in(self, body: bytes) -> None:
         """The body is here already: a line of a batch has no socket to read it from."""
         self._body, self._body_is_read = body, True
 
-    async def body_parts(self, limit_bytes: int) -> AsyncIterator[bytes]:
-        """The body as it arrives. Raises InvalidRequest above the limit, broken off, and when nothing comes."""
+    async def body_parts(self, limit_bytes: int, whole_s: float) -> AsyncGenerator[bytes, None]:
+        """The body as it arrives; to be closed where it is not read to its end. Raises InvalidRequest above the limit,
+        broken off, when nothing comes, when it is not whole after ``whole_s``, and for one body too many at once.
+        """
         too_large = invalid(Reason.BODY_TOO_LARGE, f"The body may have at most {limit_bytes} bytes.")
         announced = self.header(b"content-length")
         if announced.isascii() and announced.isdigit() and int(announced) > limit_bytes:
             raise too_large
-        size = 0
-        while not self._body_is_read:
-            try:
-                async with asyncio.timeout(BODY_S):
-                    part = await self._body_part()
-            except BodyBroken as error:
-                raise invalid(Reason.INVALID_REQUEST, "The body broke off, or is not framed as announced.") from error
-            except TimeoutError as error:
-                raise invalid(Reason.BODY_TOO_SLOW, f"Nothing of the body came for {BODY_S:.0f} s.") from error
-            size += len(part)
-            if size > limit_bytes:
-                raise too_large
-            yield part
+        size, ends_at_s = 0, time.monotonic() + whole_s
+        with under_way.held(self.address) if self.has_body else nullcontext():
+            while not self._body_is_read:
+                part = await self._part_by(ends_at_s)
+                size += len(part)
+                if size > limit_bytes:
+                    raise too_large
+                yield part
+
+    async def _part_by(self, ends_at_s: float) -> bytes:
+        left_s = ends_at_s - time.monotonic()
+        try:
+            async with asyncio.timeout(min(BODY_S, left_s)):
+                return await self._body_part()
+        except BodyBroken as error:
+            raise invalid(Reason.INVALID_REQUEST, "The body broke off, or is not framed as announced.") from error
+        except TimeoutError as error:
+            words = "The body took too long." if left_s <= BODY_S else f"Nothing of the body came for {BODY_S:.0f} s."
+            raise invalid(Reason.BODY_TOO_SLOW, words) from error
 
     async def discard_body(self) -> None:
         """Read what is left of a body that is refused, within bounds."""

@@ -13,6 +13,7 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.shortcuts import render
 
+from gateway.console.sessions import user_of
 from tenants import audit, isolation, rights
 from tenants.models import Membership, Tenant
 from tenants.roles import Capability, Role, covers, may
@@ -85,6 +86,14 @@ def _member(request: HttpRequest, slug: str) -> Member:
     if membership is None:
         raise Http404("There is no such page.")
     return Member(membership.tenant, Role(membership.role), request.user.get_username(), membership.id)
+
+
+def tenant_of(session_key: str, slug: str) -> uuid.UUID | None:
+    """The tenant with this slug, where who is signed in under this session is a member that may use it."""
+    user = user_of(session_key)
+    found = Membership.objects.filter(user_id=user.pk or 0, tenant__slug=slug, tenant__is_active=True).first()
+    is_welcome = user.is_active and found is not None and may(Role(found.role), Capability.USE_PLAYGROUND)
+    return found.tenant_id if found is not None and is_welcome else None
 
 
 def _reason(request: HttpRequest) -> str:
