@@ -20,6 +20,7 @@ from tenants.admin import ReadOnly, actor_of
 from tenants.admin_lists import OfClass, OfTenant
 from tenants.forms import Once, WholeNumber
 from tenants.models import Tenant
+from tenants.models.words import one_direction
 
 
 class OfTenants(ReadOnly):
@@ -86,7 +87,7 @@ class CorrectionForm(Once, forms.ModelForm):  # type: ignore[type-arg]
     amount_micros = WholeNumber(
         help_text="an adjustment above 0 is charged, one below takes back, at most what is charged; a credit is above 0"
     )
-    reason = forms.CharField(max_length=120)
+    reason = forms.CharField(max_length=120, validators=[one_direction])
 
     class Meta:
         model = LedgerEntry

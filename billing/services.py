@@ -20,6 +20,7 @@ from billing.pricing import TokenKind, TokenPrices
 from tenants import services as tenant_services
 from tenants.audit import change_by
 from tenants.models import Tenant
+from tenants.models.words import one_direction
 from tenants.policy_changes import Change
 
 _KEY_LENGTH = LedgerEntry._meta.get_field("entry_key").max_length or 0
@@ -102,8 +103,7 @@ def adjust(
 
     ``adjustment_id`` is the giver's own number, as ``credit_id`` is of a credit.
     """
-    if not reason:
-        raise ValidationError({"reason": "An adjustment has a reason."})
+    _refuse_reason(reason, "An adjustment")
     with transaction.atomic():
         one_at_a_time(operation_id)  # two corrections that fit may not fit together
         entry_key = _entry_key("adjust", adjustment_id)
@@ -177,8 +177,7 @@ def credit(*, actor: str, tenant_id: uuid.UUID, amount_micros: int, reason: str,
     written.
     """
     refuse_credit(amount_micros=amount_micros)
-    if not reason:
-        raise ValidationError({"reason": "A credit has a reason."})
+    _refuse_reason(reason, "A credit")
     if not Tenant.objects.filter(id=tenant_id).exists():
         raise ValidationError(f"no tenant {tenant_id}")
     entry_key = _entry_key("credit", credit_id)
@@ -194,6 +193,15 @@ def credit(*, actor: str, tenant_id: uuid.UUID, amount_micros: int, reason: str,
         },
     )
     return _the_same(entry, amount_micros, reason)
+
+
+def _refuse_reason(reason: str, of: str) -> None:
+    if not reason:
+        raise ValidationError({"reason": f"{of} has a reason."})
+    try:
+        one_direction(reason)
+    except ValidationError as refusal:
+        raise ValidationError({"reason": refusal}) from refusal
 
 
 def _entry_key(kind: str, given: str) -> str:

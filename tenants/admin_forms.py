@@ -11,6 +11,7 @@ from django.db import IntegrityError, models
 from django.http import HttpRequest, HttpResponse
 
 from tenants.audit import LONGEST_REASON
+from tenants.models.words import one_direction
 
 OVERTAKEN = "Something else was saved at this moment, and nothing of this form. Look at what stands, and send it again."
 _REFUSED = "_refused_while_saving"
@@ -56,7 +57,11 @@ class Opened(forms.ModelForm):  # type: ignore[type-arg]
 class OpenedWithReason(Opened):
     """Its change is a version of the policy, which goes on record with why."""
 
-    reason = forms.CharField(max_length=LONGEST_REASON, help_text="stands in the policy's history and on the trail")
+    reason = forms.CharField(
+        max_length=LONGEST_REASON,
+        help_text="stands in the policy's history and on the trail",
+        validators=[one_direction],
+    )
 
 
 class OneAtATime:

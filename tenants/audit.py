@@ -12,6 +12,7 @@ from contextvars import ContextVar
 from django.db import connections, migrations, transaction
 
 from tenants.isolation import alias
+from tenants.models.words import without_turns
 
 LONGEST_REASON = 1_000
 _SETTINGS = ("app.actor", "app.reason", "app.request")
@@ -22,8 +23,8 @@ _reason: ContextVar[str] = ContextVar("audit_reason", default="")
 
 @contextmanager
 def request(request_id: str, reason: str = "") -> Iterator[None]:
-    """Changes made inside are on record with this request id and reason."""
-    tokens = _request_id.set(request_id), _reason.set(reason)
+    """Changes made inside are on record with this request id and reason, in one direction of writing."""
+    tokens = _request_id.set(request_id), _reason.set(without_turns(reason))
     try:
         yield
     finally:

@@ -26,6 +26,7 @@ from scheduler_engine.policy import ClassPolicy, PolicyError, PolicySnapshot, Te
 from tenants import selectors, services
 from tenants.audit import change_by
 from tenants.models import PolicyProposal, PolicyVersion, Tenant
+from tenants.models.words import one_direction
 from tenants.policy_changes import Change, Conflict, Document, carried_over, conflicts, diff, in_words, places
 
 _log = logging.getLogger(__name__)
@@ -93,6 +94,7 @@ def send_off(*, actor: str, proposal_id: UUID, reason: str, effective_from: date
     """
     if not reason.strip():
         raise ValidationError("Why: an edit goes on record with its reason.")
+    one_direction(reason)
     with _opened(actor, proposal_id, reason) as proposal:
         if proposal.state != PolicyProposal.State.DRAFT:
             raise _became(proposal)

@@ -28,6 +28,7 @@ from tenants.audit import change_by
 from tenants.checks import checked_by_the_database
 from tenants.isolation import alias
 from tenants.models import ApiKey, PolicyVersion, PriorityClass, Project, QuotaPolicy, Tenant
+from tenants.models.words import one_direction
 from tenants.policy_changes import Change
 from tenants.roles import Role
 
@@ -58,8 +59,9 @@ def update_tenant(
     *, actor: str, tenant_id: UUID, name: str, timezone: str, is_active: bool, reason: str = ""
 ) -> Tenant:
     """Rename, move to another zone, switch off or on: at once, and on record with who and why. An inactive tenant's
-    keys open nothing.
+    keys open nothing. Raises ValidationError.
     """
+    one_direction(reason)
     with change_by(actor, reason):
         tenant = Tenant.objects.select_for_update().get(id=tenant_id)
         done = [
@@ -211,6 +213,7 @@ def switch_class(*, actor: str, tenant_id: UUID, label: str, is_paused: bool, re
     """Shuts a class that is granted to the tenant, at once and for every call; or opens what was shut so. It grants
     nothing. Raises ValidationError where there is nothing to pause or to resume, and QuotaPolicy.DoesNotExist.
     """
+    one_direction(reason)
     with change_by(actor):
         serialise_policy_edits()
         cell = QuotaPolicy.objects.select_related("tenant").get(tenant_id=tenant_id, priority_class=label)

@@ -9,17 +9,24 @@ from scheduler_engine.policy import PriorityClass as ClassName
 from tenants.roles import Role
 
 # Unicode's Bidi_Control: marks, embeddings, overrides and isolates.
-_TURNS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+_TURNS = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 
 CLASS_CHOICES = [(name.label, name.label) for name in ClassName]
 CLASS_LABELS = [name.label for name in ClassName]
 ROLE_CHOICES = [(role.value, role.value) for role in Role]
 
 
-def one_direction(name: str) -> None:
-    """Raises ValidationError for characters that nobody sees and that turn round what is written beside the name."""
-    if not _TURNS.isdisjoint(name):
-        raise ValidationError("a name holds no invisible characters that change the direction of writing")
+def one_direction(text: str) -> None:
+    """For all that one person writes and others read: names, reasons. Raises ValidationError for characters that nobody
+    sees and that turn round what is written beside them.
+    """
+    if text != without_turns(text):
+        raise ValidationError("invisible characters that change the direction of writing are not taken")
+
+
+def without_turns(text: str) -> str:
+    """The same for what comes without a form that could be refused."""
+    return text.translate(dict.fromkeys(map(ord, _TURNS)))
 
 
 class Named(models.Model):
