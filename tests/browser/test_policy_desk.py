@@ -137,6 +137,24 @@ def test_what_keeps_an_edit_from_being_sent_is_said_as_it_is_and_nothing_typed_i
     page.close()
 
 
+def test_the_reason_of_an_edit_outlives_the_sign_in_and_the_button_that_was_pressed_counts(
+    desk: Page, site: str
+) -> None:
+    typed(desk)
+    desk.get_by_role("button", name="See what this does").click()
+    desk.get_by_label("Why", exact=True).fill("nights are quiet")
+    desk.context.clear_cookies()
+    desk.get_by_role("button", name="Put it in force").click()
+    expect(desk.get_by_text("You are no longer signed in; what you typed is still here.")).to_be_visible()
+    expect(desk.get_by_label("Why", exact=True)).to_have_value("nights are quiet")
+    client = Client()
+    client.force_login(User.objects.get(username="ops"))
+    desk.context.add_cookies([{"name": "sessionid", "value": client.cookies["sessionid"].value, "url": site}])
+    desk.get_by_role("button", name="Put it in force").click()
+    expect(desk.get_by_role("heading", name="applied")).to_be_visible()
+    assert PolicyProposal.objects.get().reason == "nights are quiet"
+
+
 @pytest.mark.parametrize("width", [320, 375, 768])
 def test_a_tenant_with_a_long_name_leaves_room_for_its_numbers(desk: Page, width: int) -> None:
     desk.set_viewport_size({"width": width, "height": 740})

@@ -41,6 +41,7 @@ def test_an_edit_that_is_to_come_and_does_not_fit_says_what_will_become_of_it_an
     page = act(house.alice, proposal, action="send", effective_from="2100-01-01T08:00")
     assert "If that is so at its moment, it ends as a conflict and changes nothing." in page
     proposals.apply_due(timezone.now().replace(year=2101))
+    assert "Make the edit again on the policy as it is now." in page_of(house, proposal)
     for page in (page_of(house, proposal), house.alice.get("/operator/policy/history").content.decode()):
         assert f"it does not fit what is in force: classes: {TOO_MUCH}" in page
     assert selectors.live_snapshot(0).classes[2].floor_percent == 5
@@ -67,3 +68,4 @@ def test_a_moment_that_is_refused_leaves_the_form_as_it_was(house: Any, text: st
     page = act(house.alice, proposal, action="send", reason="they & we", effective_from=text)
     assert 'id="reason" name="reason" type="text" maxlength="1000" value="they &amp; we"' in page
     assert f'type="datetime-local" value="{text}"' in page
+    assert 'data-unsaved="kept"' in page

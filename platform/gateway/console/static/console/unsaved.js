@@ -38,6 +38,8 @@ if (form) {
       return say("The platform does not answer; what you typed is still here. Try again.");
     }
     isTyped = false;
+    const { name, value } = event.submitter; // submit() by itself sends no button
+    if (name) form.append(Object.assign(document.createElement("input"), { type: "hidden", name, value }));
     form.submit();
   });
 }
