@@ -16,12 +16,9 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "gateway.settings")
 from channels.routing import ProtocolTypeRouter, URLRouter
 from django.conf import settings
 from django.core.asgi import get_asgi_application
-from django.db import DatabaseError
 from django.urls import path, re_path
 
 django_handler = get_asgi_application()  # before anything that imports models
-
-from redis.exceptions import RedisError
 
 from gateway import metrics, runtime, v1
 from gateway.console.routing import websocket_urlpatterns
@@ -31,7 +28,6 @@ from gateway.tracing import tracing
 from gateway.v1.http import SECURITY_HEADERS, Exchange, Receive, Scope, Send
 from gateway.v1.responses_socket import ResponsesConsumer
 from gateway.whole_bodies import MANAGED, WholeBodies
-from wire.bus import BusError
 from wire.gguf_header import ModelFileError
 
 if settings.SECURE_HSTS_SECONDS:
@@ -101,9 +97,8 @@ async def _lifespan(receive: Receive, send: Send) -> None:
     _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))  # a connection is a file
     try:
-        own = runtime.Runtime.from_settings()
-        await own.start()
-    except (BusError, RedisError, DatabaseError, ModelFileError, OSError) as error:
+        own = await runtime.Runtime.started()
+    except (ModelFileError, OSError) as error:
         await send({"type": "lifespan.startup.failed", "message": f"The gateway cannot start: {error}"})
         return
     runtime.set_current(own)

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import cast
+from typing import TypeVar, cast
 
 from django.db import DatabaseError, InterfaceError
 from redis.exceptions import RedisError
@@ -19,9 +19,28 @@ from gateway.auth import KeyStoreDown
 from wire.bus import BusError
 
 log = logging.getLogger(__name__)
+Result = TypeVar("Result")
 OUTAGES = (BusError, RedisError, DatabaseError, InterfaceError, KeyStoreDown)  # told in a line; the rest as a fault
 AGAIN_S = 0.25  # after a failure
 ROUND_S = 30.0  # unless said otherwise: many times what a round takes, with every wait for a service in it
+START_AGAIN_S = 1.0
+
+
+async def waited_out(begin: Callable[[], Awaitable[Result]], name: str, again_s: float = START_AGAIN_S) -> Result:
+    """What ``begin`` returns, asked again every ``again_s`` while there is an outage, which is told once. A process
+    that ended instead would be taken for one that cannot run. Raises what else ``begin`` raises.
+    """
+    me, is_told = cast(asyncio.Task[None], asyncio.current_task()), False
+    while True:
+        try:
+            return await begin()
+        except OUTAGES as error:
+            if me.cancelling():  # which what was asked may have swallowed
+                raise asyncio.CancelledError from error
+            if not is_told:
+                log.warning("%s waits: %s", name, error)
+            is_told = True
+        await asyncio.sleep(again_s)
 
 
 class Repeated:

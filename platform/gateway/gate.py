@@ -12,13 +12,11 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, cast
 
-from redis.exceptions import RedisError
-
 from billing.engine_counts import EngineTotals
 from wire import codec
 from wire.bus import BadEntry, BusError
 from wire.messages import Released, ToLedger
-from wire.redis_bus import RedisGatewayBus, connect
+from wire.redis_bus import RedisGatewayBus, bus_errors, connect
 from wire.redis_keys import BOOKS_LIFETIME_S, ENTRY_FIELD, Keys
 
 SCAN_COUNT = 500
@@ -72,7 +70,7 @@ class Gate:
 
     def records(self, response_ids: Sequence[str]) -> Mapping[str, Record]:
         """Those that exist."""
-        with _bus_errors(), self._client.pipeline(transaction=False) as pipeline:
+        with bus_errors(), self._client.pipeline(transaction=False) as pipeline:
             for response_id in response_ids:
                 pipeline.hmget(self._keys.response(response_id), "state", "gateway")
             found = pipeline.execute()
@@ -87,20 +85,20 @@ class Gate:
         names = [self._keys.alive(gateway_id) for gateway_id in gateway_ids]
         if not names:
             return frozenset()
-        with _bus_errors():
+        with bus_errors():
             values = cast(list[bytes | None], self._client.mget(names))
         return frozenset(name for name, value in zip(gateway_ids, values, strict=True) if value is not None)
 
     def num_waiting_usages(self) -> int:
         """Entries of the usage stream that the books have not acknowledged."""
-        with _bus_errors():
+        with bus_errors():
             return self._client.xlen(self._keys.usage)
 
     def windows(self) -> Mapping[tuple[str, str, str], Window]:
         """All money windows by (tenant id, class, window id)."""
         prefix = f"{self._keys.prefix}money:"
         found = {}
-        with _bus_errors():
+        with bus_errors():
             for name in self._client.scan_iter(match=f"{prefix}*", count=SCAN_COUNT):
                 tenant_id, priority_class, window_id = name.decode().removeprefix(prefix).split(":", 2)
                 held = cast(list[bytes | None], self._client.hmget(name, "open", "settled"))
@@ -109,7 +107,7 @@ class Gate:
 
     def spent(self, windows: Sequence[tuple[str, str, str]]) -> list[Spent]:
         """Of these windows, by (tenant id, class, window id), in their order."""
-        with _bus_errors(), self._client.pipeline(transaction=False) as pipeline:
+        with bus_errors(), self._client.pipeline(transaction=False) as pipeline:
             for window in windows:
                 pipeline.hmget(self._keys.money(*window), "settled", "refused_ms")
             held = pipeline.execute()
@@ -117,7 +115,7 @@ class Gate:
 
     def counted(self) -> list[EngineTotals]:
         """What every worker has published as used, by epoch: committed in one script with each Usage."""
-        with _bus_errors():
+        with bus_errors():
             names = sorted(cast(set[bytes], self._client.smembers(self._keys.workers)))
             held = [cast(dict[bytes, bytes], self._client.hgetall(self._keys.counted(name.decode()))) for name in names]
         return [total for name, counts in zip(names, held, strict=True) for total in _totals(name, counts)]
@@ -127,7 +125,7 @@ class Gate:
 
         None in place of the messages where their entries are more than ``most``.
         """
-        with _bus_errors():
+        with bus_errors():
             names = sorted(cast(set[bytes], self._client.smembers(self._keys.workers)))
             with self._client.pipeline(transaction=True) as pipeline:
                 for name in names:
@@ -142,7 +140,7 @@ class Gate:
 
     def tell_books(self, document: str) -> None:
         """What the last comparison of the books found, for /metrics."""
-        with _bus_errors():
+        with bus_errors():
             self._client.set(self._keys.books, document, ex=BOOKS_LIFETIME_S)
 
     def end(self, released: Released) -> None:
@@ -155,11 +153,3 @@ def _totals(name: bytes, held: Mapping[bytes, bytes]) -> Iterator[EngineTotals]:
     for epoch in sorted({int(field.split(":")[0]) for field in counts}):
         kinds = ("prompt", "output", "rework_prompt", "rework_output")
         yield EngineTotals(name.decode(), epoch, *(counts.get(f"{epoch}:{kind}", 0) for kind in kinds))
-
-
-@contextlib.contextmanager
-def _bus_errors() -> Iterator[None]:
-    try:
-        yield
-    except RedisError as error:
-        raise BusError(f"{type(error).__name__}: {error}") from error

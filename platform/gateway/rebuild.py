@@ -15,7 +15,6 @@ from typing import Any
 
 import redis
 from django.utils import timezone
-from redis.exceptions import RedisError
 
 from billing import selectors
 from billing.lines import PriceList
@@ -24,8 +23,7 @@ from billing.pricing import FREE
 from gateway.admission import LEASE_MS, RECORD_LIFETIME_S
 from gateway.reconciliation import WINDOWS_LIVE
 from tenants import services
-from wire.bus import BusError
-from wire.redis_bus import connect
+from wire.redis_bus import bus_errors, connect
 from wire.redis_keys import Keys
 
 STILL_S = 0.5  # a settler may hold entries of a stream that is gone: books that do not move for so long are complete
@@ -68,11 +66,8 @@ class GateBuilder:
 
         Raises BusError or django.db.Error.
         """
-        try:
-            with connect(self._url) as client:
-                return self._build(client)
-        except RedisError as error:
-            raise BusError(f"{type(error).__name__}: {error}") from error
+        with bus_errors(), connect(self._url) as client:
+            return self._build(client)
 
     def _build(self, client: redis.Redis) -> bool:
         if client.exists(self._keys.gate_built):

@@ -23,7 +23,7 @@ from redis.asyncio import Redis
 from gateway.admission import Admission
 from gateway.auth import Keys as ApiKeys
 from gateway.auth import KeyTable
-from gateway.background import Repeated
+from gateway.background import Repeated, waited_out
 from gateway.batches.archive import Archive
 from gateway.console.switchboard import switchboard
 from gateway.continuity import Continuity
@@ -142,6 +142,17 @@ class Runtime:
             archive=archive,
             shelf=DatabaseShelf(archive.threads),
         )
+
+    @classmethod
+    async def started(cls) -> Runtime:
+        """One that runs; what does not answer yet is waited for. Raises ModelFileError."""
+
+        async def begin() -> Runtime:
+            made = cls.from_settings()
+            await made.start()
+            return made
+
+        return await waited_out(begin, "the start")
 
     async def start(self) -> None:
         """Raises BusError, RedisError or DatabaseError when one of them is not there; nothing is left open then."""

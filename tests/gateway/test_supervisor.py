@@ -64,6 +64,21 @@ def test_a_process_is_ready_when_its_check_says_so_and_says_it_in_one_line(stage
     assert stage.supervisor.memory_mib("one") > 0
 
 
+def test_a_check_that_breaks_ends_nobody_is_told_once_and_asked_again(stage: Stage) -> None:
+    answers = iter([ValueError("no sense"), RuntimeError("nor this"), True])
+
+    def is_ready() -> bool:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    stage.supervisor.start([_python("one", SLEEPS, is_ready=is_ready)])
+    told = [line.split("| ")[1] for line in _said(stage).splitlines()]
+    assert told[0] == "cannot be asked yet: ValueError: no sense"
+    assert told[1].startswith("ready after")
+
+
 def test_a_process_that_dies_is_started_again(stage: Stage, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     dies_once = (

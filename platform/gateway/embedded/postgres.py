@@ -75,7 +75,7 @@ class EmbeddedPostgres:
     def is_ready(self) -> bool:
         try:
             psycopg.connect(self.url("app_ops"), connect_timeout=2).close()
-        except psycopg.OperationalError:
+        except psycopg.Error:
             return False
         return True
 

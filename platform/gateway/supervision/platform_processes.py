@@ -17,7 +17,7 @@ from gateway.embedded.service import LOOPBACK
 from gateway.supervision.process import ProcessSpec
 from wire import codec
 from wire.bus import BusError
-from wire.redis_bus import connect
+from wire.redis_bus import bus_errors, connect
 from wire.redis_keys import Keys
 
 WORKER_ID = "worker-1"
@@ -145,9 +145,9 @@ def _worker(options: PlatformOptions, environment: Mapping[str, str]) -> Process
 def worker_is_ready(redis_url: str) -> bool:
     """Whether the worker's newest LoadSnapshot says so."""
     try:
-        with connect(redis_url) as client:
+        with bus_errors(), connect(redis_url) as client:
             body = client.get(Keys().load(WORKER_ID))
-    except (BusError, OSError):
+    except BusError:
         return False
     load = codec.decode_load(body) if isinstance(body, bytes) else None
     return load is not None and load.ready

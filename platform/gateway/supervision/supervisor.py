@@ -43,6 +43,7 @@ class _Child:
     checked_at: float = 0.0
     start_at: float = 0.0
     is_ready: bool = False
+    is_doubted: bool = False
 
     @property
     def is_alive(self) -> bool:
@@ -149,10 +150,22 @@ class Supervisor:
     def _check_ready(self, child: _Child, now: float) -> None:
         lived_s = now - child.started_at
         spec = child.spec
-        child.is_ready = spec.is_ready() if spec.is_ready is not None else lived_s >= spec.settled_s
+        child.is_ready = self._says_ready(child) if spec.is_ready is not None else lived_s >= spec.settled_s
         if child.is_ready:
             pid = _running(child).pid
             self._output.line(spec.name, f"ready after {lived_s:.1f} s (pid {pid}, {self.memory_mib(spec.name)} MiB)")
+
+    def _says_ready(self, child: _Child) -> bool:
+        """What a check cannot make sense of is not ready, and told once in a life: it ends nobody."""
+        check = child.spec.is_ready
+        assert check is not None
+        try:
+            return check()
+        except Exception as error:
+            if not child.is_doubted:
+                child.is_doubted = True
+                self._output.line(child.spec.name, f"cannot be asked yet: {type(error).__name__}: {error}")
+            return False
 
     def _bury(self, child: _Child, status: int, now: float) -> None:
         self._end_life(child)
@@ -177,7 +190,7 @@ class Supervisor:
             env=dict(spec.environment),
             process_group=0,
         )
-        child.process, child.is_ready = process, False
+        child.process, child.is_ready, child.is_doubted = process, False, False
         child.started_at = child.checked_at = self._clock()
         child.lines = LineBuffer()
         if process.stdout is not None:

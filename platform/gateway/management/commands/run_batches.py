@@ -11,15 +11,12 @@ from typing import Any
 import uvloop
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
-from django.db import DatabaseError
 from django.utils import timezone
-from redis.exceptions import RedisError
 
 from gateway.batches.storage import Storage
 from gateway.management.services import require_services
 from gateway.run_batches import BatchOwner
 from gateway.runtime import Runtime
-from wire.bus import BusError
 from wire.gguf_header import ModelFileError
 
 log = logging.getLogger(__name__)
@@ -33,19 +30,27 @@ class Command(BaseCommand):
         require_services()
         try:
             uvloop.run(_run())
-        except (BusError, RedisError, DatabaseError, ModelFileError) as error:
+        except ModelFileError as error:
             raise CommandError(f"The owner of batches cannot start: {error}") from error
 
 
 async def _run() -> None:
-    """Raises what is missing at the start; later outages are waited out."""
+    """Outages are waited out, at the start too. Raises ModelFileError."""
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    starting = asyncio.create_task(Runtime.started())
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    runtime = Runtime.from_settings()
-    await runtime.start()
+        loop.add_signal_handler(number, _stop, stop, starting)
+    try:
+        runtime = await starting
+    except asyncio.CancelledError:
+        return
     try:
         log.info("the owner of batches is ready")
         await BatchOwner(runtime, Storage(Path(settings.RUBATO_FILES_DIR)), timezone.now).run(stop)
     finally:
         await runtime.stop()
+
+
+def _stop(stop: asyncio.Event, starting: asyncio.Task[Runtime]) -> None:
+    stop.set()
+    starting.cancel()  # nothing, where it has started
