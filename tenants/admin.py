@@ -40,9 +40,6 @@ class KeepRows(admin.ModelAdmin):  # type: ignore[type-arg]
     show_full_result_count = False
     list_per_page = 50
 
-    class Media:
-        css = {"all": ["console/admin.css"]}
-
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
 
