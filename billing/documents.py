@@ -6,8 +6,9 @@ import csv
 import io
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import UTC
+from datetime import UTC, datetime, time
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from django.conf import settings
 
@@ -35,6 +36,12 @@ def money(micros: int) -> str:
     """Micro-units as a decimal number of whole units, exactly: ``-1234567`` is ``-1.234567``."""
     sign, amount = "-" if micros < 0 else "", abs(micros)
     return f"{sign}{amount // 1_000_000}.{amount % 1_000_000:06d}"
+
+
+def begins_before_its_day(statement: Statement) -> bool:
+    """Days without entries have no statement: the next one holds their time too."""
+    zone = ZoneInfo(statement.zone)
+    return statement.starts_at < datetime.combine(statement.day, time(), tzinfo=zone)
 
 
 def statement_csv(statement: Statement) -> str:
@@ -77,11 +84,12 @@ def statement_pdf(statement: Statement, *, tenant_name: str) -> bytes:
     """A page or more of A4. The same statement gives the same bytes."""
     title = f"Usage statement {statement.day}"
     starts, ends = (moment.astimezone(UTC).isoformat() for moment in (statement.starts_at, statement.ends_at))
+    since = "the day, and all since the statement before it: " if begins_before_its_day(statement) else ""
     currency = settings.RUBATO_CURRENCY.upper()
     tenant = paper.drawable(tenant_name, str(statement.tenant_id))
     story = [
         paper.heading(title),
-        paper.line(f"{tenant} · {statement.zone} · from {starts} to {ends}"),
+        paper.line(f"{tenant} · {statement.zone} · {since}from {starts} to {ends}"),
         paper.line(f"All amounts are in {currency}. A day has its statement once it is over."),
         paper.gap(),
         paper.table(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import unicodedata
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -101,3 +101,14 @@ def test_the_font_is_the_one_that_is_named() -> None:
     digest = hashlib.sha256(FONT.read_bytes()).hexdigest()
     assert digest == "3fdf69cabf06049ea70a00b5919340e2ce1e6d02b0cc3c4b44fb6801bd1e0d22"
     assert "Bitstream Vera" in FONT.with_suffix(".LICENSE.txt").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("days", "is_said"), [(1, False), (40, True)])
+def test_a_statement_that_begins_before_its_day_says_so(
+    days: int, is_said: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reportlab.rl_config.pageCompression", 0)
+    ends_at = datetime(2026, 11, 30, tzinfo=UTC)
+    made = statement(*REALISTIC, starts_at=ends_at - timedelta(days=days))
+    page = documents.statement_pdf(made, tenant_name="Aurora").decode("latin-1")
+    assert ("all since the statement before it" in page) == is_said

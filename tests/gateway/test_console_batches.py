@@ -167,6 +167,15 @@ def test_errors_are_shown_with_the_number_of_their_line(house: House) -> None:
     assert "Cancel the batch" not in page
 
 
+@pytest.mark.parametrize(("num_errors", "words"), [(1, "1 error"), (99, "99 errors"), (100, "the first 100 errors")])
+def test_as_many_errors_as_a_check_tells_are_said_to_be_the_first(house: House, num_errors: int, words: str) -> None:
+    wrong = [{"line": number, "param": None, "message": "bad", "code": "x"} for number in range(num_errors)]
+    batch = batch_of(house, status="failed", failed_at=timezone.now(), errors=wrong)
+    pages = [text_of(house.client.get(house.at(one))) for one in ("batches", f"batches/{batch.id}")]
+    assert [f"<small>{words}</small>" in page for page in pages] == [True, True]
+    assert ("lines behind them may be wrong too" in pages[1]) == (num_errors == 100)
+
+
 def test_a_batch_is_cancelled_once_and_not_after_its_end(house: House) -> None:
     batch = batch_of(house)
     where = house.at(f"batches/{batch.id}/cancel")

@@ -102,3 +102,25 @@ def test_the_next_look_for_days_to_close_is_the_first_of_the_clockwork(after: st
 def test_a_day_of_every_zone_closes_at_a_look() -> None:
     midnights = [datetime(2026, 11, 30, tzinfo=ZoneInfo(zone)) for zone in sorted(available_timezones())]
     assert [at for at in midnights if money.next_look(at + statements.GRACE) != at + statements.GRACE] == []
+
+
+@pytest.mark.parametrize(
+    ("days_before", "words"), [(1, "has it, from <time"), (3, "has it, and all since the statement")]
+)
+def test_a_statement_that_begins_before_its_day_says_so(
+    owner: Client, nova: Tenant, days_before: int, words: str
+) -> None:
+    day = used(nova)
+    ends_at = day.starts_at - timedelta(days=days_before - 1)
+    sums = dict.fromkeys(("charged_micros", "adjusted_micros", "credited_micros", "total_micros"), 0)
+    Statement.objects.create(
+        tenant=nova,
+        day=day.day - timedelta(days=days_before),
+        zone=nova.timezone,
+        starts_at=ends_at - timedelta(days=1),
+        ends_at=ends_at,
+        lines=[],
+        corrections=[],
+        **sums,
+    )
+    assert words in seen(owner, f"{PAGE}/open")

@@ -37,6 +37,7 @@ from gateway.batches.services import (
     WrongState,
 )
 from gateway.batches.storage import ContentLost, Storage, StorageFull
+from gateway.batches.validation import MAX_ERRORS
 from gateway.console.pages.membership import Member, page
 from gateway.downloads import Pieces
 from gateway.v1.files import plain_name
@@ -69,6 +70,16 @@ class Row:
     @property
     def is_unfinished(self) -> bool:
         return self.batch.status in UNFINISHED
+
+    @property
+    def num_errors(self) -> str:
+        """A check ends at so many: what is behind them was not looked at."""
+        found = len(self.batch.errors)
+        return f"the first {found} errors" if self.is_check_cut_short else f"{found} error{'s' * (found != 1)}"
+
+    @property
+    def is_check_cut_short(self) -> bool:
+        return len(self.batch.errors) >= MAX_ERRORS
 
     @property
     def may_be_cancelled(self) -> bool:

@@ -134,6 +134,7 @@ def _statement_page(request: HttpRequest, me: Member, found: Statement, open_day
     context = _coming(open_day) | {
         "me": me,
         "statement": found,
+        "begins_before": documents.begins_before_its_day(found),
         "lines": [(line, documents.key_of(line), documents.money(line["cost_micros"])) for line in found.lines],
         "corrections": [(one, documents.money(documents.owed_micros(one))) for one in found.corrections],
         "sums": [
