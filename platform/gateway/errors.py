@@ -54,6 +54,7 @@ class Reason(enum.StrEnum):
     METHOD_NOT_ALLOWED = "method_not_allowed"
     KEY_REUSED = "key_reused"  # the same Idempotency-Key, another body
     TWIN_RUNNING = "twin_running"  # the same Idempotency-Key and body, still under way
+    KEY_SPENT = "key_spent"  # its operation was charged, and its answer was lost with the gateway that had it
     NOT_CANCELLABLE = "not_cancellable"
     MOVED = "moved"  # the stream is read elsewhere
     # the tenant's own limits
@@ -115,6 +116,7 @@ _TABLE: dict[Reason, Row] = {
     Reason.METHOD_NOT_ALLOWED: Row(405, _INVALID, "method_not_allowed", Retry.SILENT),
     Reason.KEY_REUSED: Row(422, _INVALID, "idempotency_key_reused", Retry.NEVER),
     Reason.TWIN_RUNNING: Row(409, _INVALID, "idempotency_twin_running", Retry.LATER),
+    Reason.KEY_SPENT: Row(409, _INVALID, "idempotency_answer_lost", Retry.NEVER),
     Reason.NOT_CANCELLABLE: Row(409, _INVALID, "response_not_cancellable", Retry.NEVER),
     Reason.MOVED: Row(409, _INVALID, "response_moved", Retry.LATER),
     Reason.REQUESTS_PER_MINUTE: Row(429, "requests", "rate_limit_exceeded", Retry.LATER),

@@ -25,6 +25,7 @@ from gateway.auth import Keys as ApiKeys
 from gateway.auth import KeyTable
 from gateway.background import Repeated, waited_out
 from gateway.batches.archive import Archive
+from gateway.batches.fates import Fates
 from gateway.console.switchboard import switchboard
 from gateway.continuity import Continuity
 from gateway.door import Door
@@ -103,6 +104,7 @@ class Runtime:
             take_back=self.door.take_back,
             shelf=shelf,
         )
+        self.fates = Fates(ownership=self.ownership, bus=bus, threads=None if archive is None else archive.threads)
         self.holding = Holding(bus=bus, admission=self.admission, streams=self.streams, ownership=self.ownership)
         self.redis, self.redis_keys = redis, redis_keys
         self._gate_built = redis_keys.gate_built

@@ -17,7 +17,8 @@ Every name stands behind a prefix, ``rubato:`` unless a test says otherwise.
 ``card:{tenant}:{id}``  string   what any gateway needs to go on with a response or to show it; lives as its record.
                                  With the tenant in its name another one's is looked for in vain, as fast as none
 ``background``          set      ids of responses that go on without a reader; cleaned by whoever looks
-``idempotency:{t}:{k}`` hash     an answer under an Idempotency-Key of tenant t, 24 h; k is a digest of the key
+``idempotency:{t}:{k}`` hash     an answer under an Idempotency-Key of tenant t, or the operation that will have it and
+                                 who is at work on it, 24 h; k is a digest of the key
 ``moved:{id}``          string   a response was taken from a living gateway, TTL 2 s: not again before
 ``calls:{t}:{minute}``  string   calls of tenant t to files and batches in that minute since 1970, TTL 2 min
 ``output:{id}``         string   a finished response: its end and token ids per choice, TTL 10 min

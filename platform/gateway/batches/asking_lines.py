@@ -7,26 +7,26 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from gateway.admission import Denied, Grant, Limits
-from gateway.asking import Ask, effective_max_tokens, encode_prompt
+from gateway.admission import Denied
+from gateway.asking import Ask
 from gateway.auth import Caller
 from gateway.batches.endpoints import HANDLERS
 from gateway.door import Entered, Keep
 from gateway.errors import InvalidRequest, Reason, Refusal
 from gateway.response_stream import Reader, ResponseStream
 from gateway.runtime import Runtime
+from gateway.shown_again import shown_again
 from gateway.text import Text
 from gateway.v1.http import Exchange
 from gateway.v1.routes import Call
 from scheduler_engine.events import FinishReason, RejectReason
 from scheduler_engine.policy import PriorityClass
 from wire.bus import BusError, FinishedOutput
-from wire.messages import Finished, Rejected, Submit
+from wire.messages import Finished, Rejected
 
 SOURCE: Final = "batch"
 TIER: Final = "flex"
@@ -88,25 +88,7 @@ class LineDoor:
             found = await self._door.enter(caller, own, if_stopped=STOPPED)
             self._stream = found.stream if isinstance(found, Entered) else None
             return found
-        text = self.texts[ask.model]
-        prompt = await encode_prompt(text, ask, text.context_length)
-        return Entered(
-            stream=(stream := _stream_before(own, caller, prompt if isinstance(prompt, tuple) else (), self._output)),
-            reader=stream.read(),
-            text=text,
-            limits=stream.grant.limits,
-            priority_class=PriorityClass.BATCH,
-            prompt_tokens=self._output.finished.prompt_tokens,
-            max_tokens=self._max_tokens(own, caller, text, self._output),
-        )
-
-    def _max_tokens(self, ask: Ask, caller: Caller, text: Text, output: FinishedOutput) -> int:
-        """As it was reserved, where the policy still says the same."""
-        view = self._policy.view
-        quota = None if view is None else view.quota(caller.tenant_id, PriorityClass.BATCH)
-        prompt_tokens = output.finished.prompt_tokens
-        found = None if quota is None else effective_max_tokens(ask, quota, prompt_tokens, text.context_length)
-        return found if isinstance(found, int) else output.finished.output_tokens
+        return await shown_again(self.texts, self._policy, caller, own, PriorityClass.BATCH, self._output)
 
     def leave(self, entered: Entered) -> None:
         self.stop_reading(entered.stream, entered.reader)
@@ -180,26 +162,3 @@ class _NoSocket:
             self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in message["headers"]}
         else:
             self.parts.append(message.get("body", b""))
-
-
-def _stream_before(ask: Ask, caller: Caller, prompt: tuple[int, ...], output: FinishedOutput) -> ResponseStream:
-    """The operation as if it had just been let in, with all its tokens there already."""
-    response_id = output.finished.response_id
-    submit = Submit(
-        response_id=response_id,
-        attempt=output.finished.attempt,
-        gateway_id="",
-        tenant_id=caller.tenant_id,
-        project_id=caller.project_id,
-        key_id=caller.key_id,
-        priority_class=PriorityClass.BATCH,
-        model=ask.model,
-        prompt_token_ids=prompt,
-        num_choices=ask.num_choices,
-    )
-    grant = Grant(response_id, caller.tenant_id, "", Limits(PriorityClass.BATCH))
-    stream = ResponseStream(grant, submit, ("", 0), time.monotonic)
-    for choice, token_ids in enumerate(output.token_ids):
-        stream.take(choice, 0, token_ids)
-    stream.finish(output.finished)
-    return stream

@@ -1,6 +1,7 @@
 """What became of an operation that was sent on its way: from its record in Redis, and from the books behind it.
 
-Knows response ids; refuses to know lines. It is how nothing is computed twice: whoever drives a batch asks here first.
+Knows response ids; refuses to know lines and keys. It is how nothing is computed twice: whoever drives a batch, or
+comes after somebody under an Idempotency-Key, asks here first.
 """
 
 from __future__ import annotations
@@ -55,10 +56,12 @@ class Fates:
         *,
         ownership: Ownership,
         bus: GatewayBus,
-        threads: DatabaseThreads,
-        is_served_here: Callable[[str], bool],
+        threads: DatabaseThreads | None,
+        is_served_here: Callable[[str], bool] = lambda _: True,
     ) -> None:
-        """``is_served_here``: whether this process still waits for the end of a response."""
+        """``is_served_here``: whether this process still waits for the end of a response. Without ``threads`` there are
+        no books: what Redis does not know nobody does.
+        """
         self._ownership = ownership
         self._bus = bus
         self._threads = threads
@@ -83,6 +86,8 @@ class Fates:
 
     async def _in_the_books(self, response_id: str) -> Fate:
         """Redis forgets a record some time after its end; the ledger does not."""
+        if self._threads is None:
+            return NeverSeen()
         found = await self._threads.run(lambda: UsageRequest.objects.filter(id=UUID(response_id)).first())
         if found is None:
             return NeverSeen()

@@ -17,7 +17,7 @@ from gateway.auth import Caller
 from gateway.batches import ids, selectors, services, wishes
 from gateway.batches.archive import Archive
 from gateway.batches.models import Batch
-from gateway.batches.services import FILE_LIFETIME_S, NoSuchObject, TooManyOpenBatches, WrongState
+from gateway.batches.services import FILE_LIFETIME_S, NoSuchObject, SentBefore, TooManyOpenBatches, WrongState
 from gateway.errors import InvalidRequest, Reason, Refusal, invalid
 from gateway.v1 import idempotency
 from gateway.v1.archive import (
@@ -104,9 +104,12 @@ async def _create(exchange: Exchange, archive: Archive, caller: Caller) -> None:
         output_lifetime_s=FILE_LIFETIME_S if lifetime is None else lifetime.seconds,
         metadata=wanted.metadata,
         most_open=archive.open_batches,
+        form_id=None if exchange.operation_id is None else UUID(exchange.operation_id),
     )
     try:
         batch = await archive.ask(create)
+    except SentBefore as sent:
+        batch = sent.made
     except NoSuchObject as error:
         refusal = not_found(Reason.FILE_NOT_FOUND, "file", wanted.input_file_id, "input_file_id")
         raise InvalidRequest(refusal) from error

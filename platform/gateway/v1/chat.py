@@ -15,7 +15,6 @@ from typing import Any
 import msgspec
 
 from gateway.asking import Ask, Chat
-from gateway.auth import Caller
 from gateway.door import Door
 from gateway.errors import Reason, invalid
 from gateway.response_stream import Piece
@@ -23,7 +22,6 @@ from gateway.v1 import asks, generation, schemas
 from gateway.v1.answers import ChoiceText, chat_logprobs, encode, event, usage
 from gateway.v1.decoding import decode, refuse_unsupported
 from gateway.v1.generation import Group
-from gateway.v1.http import Exchange
 from gateway.v1.routes import Call
 from wire.messages import Finished
 
@@ -31,16 +29,13 @@ _decoder = msgspec.json.Decoder(schemas.ChatRequest)
 
 
 async def create(call: Call) -> None:
-    body = await call.exchange.json_body(call.runtime.body_limit_bytes)
-    await handle(call.exchange, call.runtime.door, call.caller, body)
-
-
-async def handle(exchange: Exchange, door: Door, caller: Caller, body: bytes) -> None:
     """From a body to its answer. Raises InvalidRequest."""
-    request = decode(_decoder, body)
+    exchange, door = call.exchange, call.runtime.door
+    request = decode(_decoder, await exchange.json_body(call.runtime.body_limit_bytes))
     stream = bool(request.stream)
     ask = ask_of(request, door, exchange.received_at_s, source="sse" if stream else "rest")
-    async with generation.entered(door, caller, [replace(ask, is_return=exchange.is_return)]) as group:
+    wanted = [replace(ask, is_return=exchange.is_return)]
+    async with generation.entered(door, call.enter, call.caller, wanted) as group:
         await generation.respond(exchange, group, frames_of(request, group), stream=stream)
 
 

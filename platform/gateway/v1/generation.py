@@ -21,6 +21,7 @@ from gateway.response_stream import Delivery, Piece
 from gateway.tracing import tracing
 from gateway.v1.answers import cost_headers, event, explained, outcome_of
 from gateway.v1.http import Exchange
+from gateway.v1.routes import Enter
 from wire.bus import BusError
 from wire.messages import Finished
 
@@ -111,15 +112,15 @@ async def _alone(entered: Entered) -> AsyncIterator[tuple[int, Delivery] | None]
 
 
 @asynccontextmanager
-async def entered(door: Door, caller: Caller, asks: Sequence[Ask]) -> AsyncIterator[Group]:
-    """All of them, or none at no charge. Raises InvalidRequest with the refusal of the first that is not let in, or
-    BusError.
+async def entered(door: Door, enter: Enter, caller: Caller, asks: Sequence[Ask]) -> AsyncIterator[Group]:
+    """All of them by ``enter``, or none at no charge. Raises InvalidRequest with the refusal of the first that is not
+    let in, or BusError.
     """
     group = Group(door, [])
     try:
         try:
             for ask in asks:
-                one = await door.enter(caller, ask)
+                one = await enter(caller, ask)
                 if isinstance(one, Denied):
                     raise InvalidRequest(one.refusal, one.limits.headers(), one.limits.priority_class)
                 group.entered.append(one)

@@ -83,6 +83,7 @@ class Exchange:
         self.received_at_s = time.monotonic()
         self.status: int | None = None
         self.priority_class: PriorityClass | None = None  # once it is known, for the counters
+        self.operation_id: str | None = None  # of what is made here, where an Idempotency-Key names it
         self.sunset_at_s: float | None = None  # when the caller's rotated secret stops opening
         self._first_values: Mapping[bytes, bytes] | None = None
         self._body: bytes | None = None

@@ -24,6 +24,7 @@ from gateway.text import Text
 from gateway.v1 import asks
 from gateway.v1.decoding import refuse_unsupported
 from gateway.v1.response_events import GRAMMAR_PARAM, NOT_FOUND, Event, Head, ResponseEvents, final_response
+from gateway.v1.routes import Enter
 from gateway.v1.schemas import ResponseCreate
 from scheduler_engine.policy import PriorityClass
 
@@ -81,8 +82,9 @@ async def create(
     source: str,
     received_at_s: float,
     is_return: bool = False,
+    enter: Enter | None = None,
 ) -> Reading:
-    """Lets it in. Raises InvalidRequest."""
+    """Lets it in, by ``enter`` or else by the door itself. Raises InvalidRequest."""
     if request.store and runtime.continuity.shelf is None:
         raise invalid(Reason.UNSUPPORTED_PARAMETER, "'store' is not supported here: there is no database.", "store")
     created_at = int(time.time())
@@ -93,7 +95,7 @@ async def create(
         is_background=bool(request.background),
         is_stored=bool(request.store),
     )
-    entered = await runtime.door.enter(caller, ask, keep)
+    entered = await (enter or runtime.door.enter)(caller, ask, keep)
     if isinstance(entered, Denied):
         raise InvalidRequest(entered.refusal, entered.limits.headers(), entered.limits.priority_class)
     return Reading(_head_of_entered(request, entered, created_at), entered.stream, entered.reader, entered.limits)

@@ -39,6 +39,7 @@ async def create(call: Call) -> None:
         source=source,
         received_at_s=exchange.received_at_s,
         is_return=exchange.is_return,
+        enter=call.enter,
     )
     exchange.priority_class = found.head.priority_class
     with reading(runtime.door, found):

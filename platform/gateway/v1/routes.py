@@ -7,20 +7,38 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
+from gateway.admission import Denied
+from gateway.asking import Ask
 from gateway.auth import Caller
+from gateway.door import Entered, Keep
 from gateway.runtime import Runtime
 from gateway.v1.http import Exchange
+from gateway.v1.once import Once
+
+
+class Enter(Protocol):
+    """The door's way in, or the one of an Idempotency-Key."""
+
+    async def __call__(self, caller: Caller, ask: Ask, keep: Keep | None = None) -> Entered | Denied: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One authenticated request. ``arguments`` are what the pattern's stars stood for."""
+    """One authenticated request. ``arguments`` are what the pattern's stars stood for; ``once`` what an Idempotency-Key
+    holds together.
+    """
 
     exchange: Exchange
     runtime: Runtime
     caller: Caller
     arguments: tuple[str, ...]
+    once: Once | None = None
+
+    @property
+    def enter(self) -> Enter:
+        return self.runtime.door.enter if self.once is None else self.once.enter
 
 
 Handler = Callable[[Call], Awaitable[None]]

@@ -11,6 +11,8 @@ from typing import Any
 
 import openai
 import pytest
+import redis
+from django.conf import settings
 from django.utils import timezone
 from openai.types import Batch
 
@@ -378,3 +380,20 @@ def test_a_line_is_counted_and_charged_like_the_same_request_alone(
 def _arguments(body: dict[str, Any]) -> dict[str, Any]:
     own = {name: value for name, value in body.items() if name != "ignore_eos"}
     return {**own, "service_tier": "flex", "extra_body": {"ignore_eos": body["ignore_eos"]}}
+
+
+def test_a_batch_whose_gateway_died_before_it_kept_the_answer_is_made_once_under_its_key(platform: Platform) -> None:
+    """Whoever sends it again, when the key's lease is over, is shown the batch of the first time."""
+    client = platform.client("bulk")
+    file = client.files.create(file=("in.jsonl", jsonl(request_line("a"))), purpose="batch")
+    wanted: dict[str, Any] = {"input_file_id": file.id, "endpoint": CHAT, "completion_window": "24h"}
+    keyed = {"Idempotency-Key": f"made once {file.id}"}
+    made = client.batches.create(**wanted, extra_headers=keyed)
+    with redis.Redis.from_url(settings.REDIS_URL) as gate_keeper:
+        (name,) = gate_keeper.scan_iter(f"{settings.RUBATO_REDIS_PREFIX}idempotency:*")
+        while not gate_keeper.hdel(name, "status", "headers", "body"):
+            time.sleep(0.01)
+        gate_keeper.hset(name, mapping={"owner": "dead", "until_ms": 0})
+    again = client.batches.create(**wanted, extra_headers=keyed)
+    assert again.id == made.id
+    assert BatchRow.objects.filter(input_file_id=uuid_of(file.id)).count() == 1
