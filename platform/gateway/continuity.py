@@ -91,6 +91,11 @@ class Continuity:
         return stream.homeless_since_s is not None and self._clock_s() - stream.homeless_since_s > HOMELESS_S
 
     async def _give_up(self, stream: ResponseStream) -> None:
+        """What is another's by now, since we slept, is not ours to end."""
+        owner = await self._ownership.owner(stream.response_id)
+        if owner is not None and owner.is_open and owner.gateway_id not in (self._bus.gateway_id, ""):
+            self._streams.let_go(stream, Lost(MOVED))
+            return
         self._streams.lose(stream)
         await self._take_back(stream, "worker_lost")
 

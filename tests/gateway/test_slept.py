@@ -15,6 +15,7 @@ import openai
 import pytest
 
 from gateway.runtime import Runtime
+from gateway.streams import NOWHERE
 from wire.messages import Released, Reserved, Usage
 
 MODEL = "simulated"
@@ -87,6 +88,17 @@ async def test_what_goes_on_at_another_gateway_is_shown_as_going_on_and_its_canc
         cancelled = await client.responses.cancel(f"resp_{response_id}")
         assert cancelled.status == "cancelled"
         assert (await client.responses.retrieve(f"resp_{response_id}")).status == "cancelled"
+
+
+async def test_what_another_gateway_goes_on_with_is_not_given_up_by_who_slept_without_a_worker(world: Any) -> None:
+    """It had no worker when it fell asleep, and has waited for longer than it would when it wakes."""
+    response_id = await background(world)
+    async with taken_by_another(world, response_id):
+        stream = world.runtime.streams.get(response_id)
+        (stream.worker_id, stream.epoch), stream.homeless_since_s = NOWHERE, float("-inf")
+        await world.runtime.continuity.go_on()
+        await ended(world, response_id)
+    assert [type(message) for message in world.usage_messages()] == [Reserved, Usage]
 
 
 async def read(world: Any, response_id: str, starting_after: int = -1) -> list[Any]:
