@@ -70,7 +70,7 @@ MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
     "gateway.downloads.WholeGzip",
     "gateway.console.middleware.ContentSecurityPolicy",
-    "gateway.console.middleware.PlainQuery",
+    "gateway.console.middleware.PlainText",
     "gateway.console.middleware.StaticFiles",
     "gateway.console.middleware.Fragments",
     "django.contrib.sessions.middleware.SessionMiddleware",

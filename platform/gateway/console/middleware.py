@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from urllib.parse import parse_qs, unquote, urlencode, urlsplit
 
 from django.conf import settings
@@ -44,12 +45,16 @@ class StaticFiles(WhiteNoiseMiddleware):  # type: ignore[misc]  # WhiteNoise bri
         return HttpResponse(content, status=int(found.status), headers=dict(found.headers))
 
 
-class PlainQuery(Around):
-    """Always: no page and no route of the management API meets a NUL in a query: no text of the database holds one."""
+class PlainText(Around):
+    """Always: no page and no route of the management API meets a NUL in a query, or a body in a character set that
+    knows halves of characters: no text of the database holds either.
+    """
 
     def before(self, request: HttpRequest) -> None:
         if "\0" in unquote(request.META.get("QUERY_STRING", "")):
             raise BadRequest("a NUL character in the query")
+        if request.encoding is not None and codecs.lookup(request.encoding).name != "utf-8":
+            raise BadRequest("a body that is not in UTF-8")
 
 
 class Fragments(Around):

@@ -90,7 +90,7 @@ def not_found(request: HttpRequest, path: str = "") -> JsonResponse:
 def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
     """Django's handler400: a wrong Host header, for one."""
     if _is_api(request):
-        words = "The request cannot be read: check its Host header, its path and its query."
+        words = "The request cannot be read: check its Host header, its path, its query, and that it is in UTF-8."
         return JsonResponse(error_body(400, words), status=400)
     return defaults.bad_request(request, exception)
 

@@ -9,13 +9,13 @@ from uuid import UUID
 from django.core.exceptions import ObjectDoesNotExist
 from django.db.models import Q, QuerySet
 from rest_framework import exceptions
-from rest_framework.parsers import JSONParser
 from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from gateway.management_api.authentication import ManagementKey, NeedsCapability, Principal
+from gateway.management_api.parsing import PlainJSON
 from gateway.management_api.schema import asks_of
 from gateway.management_api.shapes import Shape
 from tenants import audit, rights
@@ -32,7 +32,7 @@ class View(APIView):
 
     authentication_classes = (ManagementKey,)
     permission_classes = (NeedsCapability,)
-    parser_classes = (JSONParser,)
+    parser_classes = (PlainJSON,)
     renderer_classes = (JSONRenderer,)
     needs: ClassVar[dict[str, Capability]] = {}
     elsewhere: ClassVar[dict[str, str]] = {}  # a parameter of the query that is looked for here -> where it is taken

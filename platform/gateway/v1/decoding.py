@@ -42,7 +42,7 @@ _UNSUPPORTED = (
 
 MAX_QUOTED = 200
 Body = TypeVar("Body", bound=Struct)
-_PATH = re.compile(r"^(?P<what>.*?)(?: - at `(?P<key>key in )?\$(?P<path>[^`]*)`)?$", re.DOTALL)
+_PATH = re.compile(r"^(?P<what>.*?)(?: - at (?P<key>`key` in )?`\$(?P<path>[^`]*)`)?$", re.DOTALL)
 _UNKNOWN = re.compile(r"^Object contains unknown field `(?P<name>.*)`$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(?P<name>.*)`$", re.DOTALL)
 
@@ -77,6 +77,8 @@ def _refuse_field(words: str) -> NoReturn:
         raise invalid(Reason.INVALID_REQUEST, "The body must be a JSON object.")
     if path == "service_tier" and what.startswith("Invalid enum value"):
         what = f"Must be one of {', '.join(get_args(Tier))}"
+    if match["key"]:
+        what = f"a name in it: {what}"
     reason = Reason.INVALID_TYPE if ", got `" in what else Reason.INVALID_VALUE
     path = _shown(path)
     raise invalid(reason, f"Invalid {path!r}: {_shown(what)}.", path)

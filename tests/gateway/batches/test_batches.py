@@ -337,6 +337,7 @@ def test_another_owner_goes_on_where_one_left_off_and_no_line_is_computed_twice(
         ({"completion_window": "1h"}, "completion_window"),
         ({"metadata": {str(n): "x" for n in range(17)}}, "metadata"),
         ({"metadata": {"a": "b\0"}}, "metadata"),
+        ({"metadata": {"a": "b" * 513}}, "metadata[...]"),
         ({"output_expires_after": {"anchor": "created_at", "seconds": 60}}, "output_expires_after.seconds"),
         ({"extra_body": {"colour": "red"}}, "colour"),
     ],
@@ -347,6 +348,12 @@ def test_a_batch_that_is_asked_for_wrongly_names_its_field(
     with pytest.raises(openai.BadRequestError) as refused:
         create(platform, [request_line("a")], **changes)
     assert refused.value.param == param
+
+
+def test_a_name_in_the_metadata_that_is_too_long_is_told_with_the_field_and_the_bound(platform: Platform) -> None:
+    with pytest.raises(openai.BadRequestError, match=r"Invalid 'metadata': a name in it: .* length <= 64") as refused:
+        create(platform, [request_line("a")], metadata={"k" * 65: "v"})
+    assert (refused.value.param, refused.value.code) == ("metadata", "invalid_value")
 
 
 def test_an_output_file_may_be_given_a_shorter_life(platform: Platform, owners: Owners) -> None:
