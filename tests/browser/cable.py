@@ -50,8 +50,10 @@ class Cable:
         self._thread.join(10)
 
     def cut(self) -> None:
-        self._is_cut = True
-        self._loop.call_soon_threadsafe(self._close)
+        """Nothing comes through any more once this returns."""
+        self._is_cut, done = True, threading.Event()
+        self._loop.call_soon_threadsafe(lambda: (self._close(), done.set()))
+        assert done.wait(10)
 
     def mend(self) -> None:
         self._is_cut = False

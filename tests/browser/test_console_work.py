@@ -11,13 +11,14 @@ from zoneinfo import ZoneInfo
 import pytest
 from django.utils import timezone
 from openai import APIError, OpenAI
-from playwright.sync_api import Page, Route, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from billing.models import Rollup
-from gateway.batches import tasks
+from gateway.batches import tasks, wishes
 from gateway.batches.models import Batch
 from tenants.models import ApiKey, Tenant
 from tenants.roles import Role
+from tests.browser.cable import Cable
 from tests.browser.product import Product, join
 from tests.gateway.fake_worker import MODEL
 
@@ -182,3 +183,26 @@ def test_news_that_does_not_come_is_said_once_and_no_longer_when_it_comes_again(
     page.unroute("**/live")
     expect(told).to_have_count(0)
     page.close()
+
+
+def test_a_file_whose_answer_was_lost_is_sent_again_and_is_one_batch(
+    site: str, browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "lost.jsonl"
+    path.write_text(request_line("a"))
+    before = Batch.objects.count()
+    with Cable(site) as cable:
+        page = browser.new_page(base_url=cable.base_url)  # its console may complain
+        join(page.context, cable.base_url, "aurora", Role.DEVELOPER)
+        page.goto("/console/aurora/batches")
+        page.get_by_label("Input file").set_input_files(path)
+        monkeypatch.setattr(wishes, "ask_for", lambda task, batch_id: cable.cut())  # asked for once it is made
+        page.get_by_role("button", name="Upload and start").click()
+        expect(page.get_by_role("alert")).to_contain_text("Not done, as far as this page knows")
+        assert Batch.objects.count() == before + 1
+        cable.mend()
+        page.get_by_role("button", name="Upload and start").click()
+        expect(page.get_by_role("heading", name="lost.jsonl")).to_be_visible()
+        expect(page.get_by_text("This form was sent before")).to_be_visible()
+        page.close()
+    assert Batch.objects.count() == before + 1

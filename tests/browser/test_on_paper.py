@@ -15,6 +15,11 @@ CUT = """() => [...document.querySelectorAll("main *")]
   .filter((one) => one.checkVisibility() && one.clientWidth && !one.closest(".visually-hidden"))
   .filter((one) => getComputedStyle(one).overflowX !== "visible" && one.scrollWidth > one.clientWidth)
   .map((one) => one.outerHTML.slice(0, 90))"""
+LINES = """(cell) => {
+  const words = document.createRange();
+  words.selectNodeContents(cell);
+  return words.getClientRects().length;
+}"""
 PALE = """() => [...document.querySelectorAll("main *")]
   .filter((one) => one.checkVisibility() && [...one.childNodes].some((node) => node.nodeType === 3 && node.data.trim()))
   .filter((one) => getComputedStyle(one).printColorAdjust !== "exact")
@@ -34,3 +39,12 @@ def test_a_page_on_paper_is_whole_and_dark_on_light(
     assert page.evaluate(CUT) == []
     assert page.evaluate(PALE) == []
     assert page.evaluate("document.documentElement.scrollWidth") <= paper["width"]
+
+
+def test_on_a_statement_on_paper_a_class_keeps_its_word_whole(page: Page, site: str, things: dict[str, Any]) -> None:
+    enter(page, site, "owner")
+    page.set_viewport_size(PORTRAIT)
+    page.emulate_media(media="print")
+    page.goto(f"/console/aurora/statements/{things['statement']}")
+    word = page.get_by_role("cell", name="interactive", exact=True)
+    assert word.evaluate(LINES) == 1
