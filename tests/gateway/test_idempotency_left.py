@@ -114,6 +114,26 @@ async def test_the_answer_of_an_owner_who_died_before_it_was_kept_is_given_witho
     assert replayed(await send(world, "k1", path=path, **body))
 
 
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [(CHAT, {"logprobs": True, "top_logprobs": 2}), ("/v1/completions", {**BODIES["/v1/completions"], "logprobs": 2})],
+    ids=["chat", "completions"],
+)
+async def test_an_answer_with_log_probabilities_is_given_without_them_when_its_owner_died(
+    world: Any, path: str, asked: dict[str, Any], stream: bool
+) -> None:
+    """They are nowhere any more; its tokens are."""
+    body = {**asked, "stream": stream}
+    await send(world, "k1", path=path, **body)
+    await dies_before_it_keeps_the_answer(world)
+    again = await send(world, "k1", path=path, **body)
+    assert again.status_code == 200
+    texts = re.findall(r'"(?:text|content)":"([^"]*)"', again.text)
+    num_answers = len(asked.get("prompt", "1"))
+    assert sorted("".join(texts)) == sorted("Hello, Aurora." * num_answers)
+
+
 async def test_what_ended_at_no_charge_under_a_dead_owner_is_begun_anew(world: Any) -> None:
     """Its worker cancelled it when the gateway was gone, or the sweep released it."""
     world.worker.script.hang = True
