@@ -6,7 +6,6 @@ import asyncio
 import json
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,11 +17,12 @@ from billing import services as billing_services
 from gateway import asgi
 from gateway.errors import InvalidRequest
 from gateway.supervision.platform_processes import SERVER_OPTIONS
-from gateway.v1.bodies import AT_ONCE, OF_ONE_ADDRESS, UnderWay, under_way
+from gateway.v1.bodies import AT_ONCE, OF_ONE_ADDRESS, Arrival, LateBodies, late_bodies
 from gateway.whole_bodies import WholeBodies
 from tenants.roles import Role
 from tests.gateway.bad_requests import body, send
 from tests.gateway.management_world import PRICES, ROOT, ROUTES, House, call, of_owner_and_operator
+from tests.wire.scripted_redis import until
 
 SENDING = [(method, route) for method, route, _ in ROUTES if method == "POST"]
 FOR_ANYBODY = ("/account/login/", "/admin/login/", "/console/aurora/keys", "/nowhere")
@@ -185,47 +185,64 @@ def test_only_a_member_sends_a_page_more_than_a_body_may_have(house: House, sett
     assert list(map(len, django.bodies)) == [1_000]
 
 
-def test_bodies_under_way_are_counted_by_address_and_all_together() -> None:
-    bodies = UnderWay(at_once=3, of_one_address=2)
+def test_late_bodies_are_counted_by_address_and_all_together() -> None:
+    late = LateBodies(at_once=3, of_one_address=2)
+    assert [late.take(address) for address in ("a", "a", "a", "b", "b", "c")] == [True, True, False, True, False, False]
+    late.release("a")
+    assert [late.take(address) for address in ("c", "a")] == [True, False]
+    for address in ("a", "b", "c"):
+        late.release(address)
+    assert [late.num_of(address) for address in ("a", "b", "c")] == [0, 0, 0]
 
-    def may_send(address: str) -> bool:
-        with suppress(InvalidRequest), bodies.held(address):
-            return True
-        return False
 
-    with ExitStack() as held:
-        for address in ("a", "a", "b"):
-            assert may_send(address)
-            held.enter_context(bodies.held(address))
-        assert not any(may_send(address) for address in ("a", "b", "c"))
-    assert may_send("a")
-    assert bodies.num_of("a") == 0
+async def test_a_body_is_counted_while_it_is_late_and_no_longer() -> None:
+    late = LateBodies(at_once=1, of_one_address=1, late_s=0.0)
+    with Arrival("a", late) as first:
+        async with first.within(9.0):
+            await until(lambda: late.num_of("a") == 1)
+        for address in ("a", "b"):
+            with pytest.raises(InvalidRequest, match="late just now"), Arrival(address, late) as second:
+                async with second.within(9.0):
+                    await asyncio.Event().wait()
+        with Arrival("a", LateBodies(at_once=0)) as at_once:
+            async with at_once.within(9.0):
+                pass
+    assert late.num_of("a") == 0
 
 
 @pytest.fixture
 def full() -> Iterator[None]:
-    """As many bodies of the loopback address are under way as may be."""
-    with ExitStack() as held:
-        for _ in range(OF_ONE_ADDRESS):
-            held.enter_context(under_way.held("127.0.0.1"))
-        yield
+    """As many bodies of the loopback address are late as may be."""
+    for _ in range(OF_ONE_ADDRESS):
+        assert late_bodies.take("127.0.0.1")
+    yield
+    for _ in range(OF_ONE_ADDRESS):
+        late_bodies.release("127.0.0.1")
 
 
-async def test_a_body_too_many_is_503_at_once_and_who_sends_none_is_served(world: Any, full: None) -> None:
-    answer = await send(world, body())
-    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "overloaded")
-    assert answer.headers["retry-after"] == "1"
-    key = {"authorization": f"Bearer {world.keys['aurora']}"}
+HALF_SENT = b" HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 99\r\n"
+
+
+async def test_a_late_body_too_many_is_503_and_who_sends_at_once_or_nothing_is_served(world: Any, full: None) -> None:
+    host, port = world.base_url.removeprefix("http://").split(":")
+    key = f"authorization: Bearer {world.keys['aurora']}\r\n".encode()
+    for path in (b"/v1/chat/completions", b"/account/login/"):
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"POST " + path + HALF_SENT + key + b"\r\n{")
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5.0)
+        assert head.startswith(b"HTTP/1.1 503 ")
+        assert b"retry-after: 1\r\n" in head
+        writer.close()
+    assert (await send(world, body(colour="red"))).json()["error"]["param"] == "colour"
     async with httpx2.AsyncClient(base_url=world.base_url) as client:
-        assert (await client.post("/account/login/", data={"login": "x"})).status_code == 503
-        assert (await client.get("/v1/models", headers=key)).status_code == 200
-        assert (await client.get("/static/console/mark.svg")).status_code == 200
+        answer = await client.get("/v1/models", headers={"authorization": f"Bearer {world.keys['aurora']}"})
+    assert answer.status_code == 200
 
 
 async def test_no_body_is_counted_longer_than_it_takes(world: Any) -> None:
     for content in (body(), b"{", b"x" * 2_000_000):
         await send(world, content)
-    assert under_way.num_of("127.0.0.1") == 0
+    assert late_bodies.num_of("127.0.0.1") == 0
 
 
 def test_bodies_leave_connections_of_the_server_to_others() -> None:

@@ -9,14 +9,14 @@ import asyncio
 import secrets
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from typing import Any
 from urllib.parse import parse_qsl
 
 from gateway.errors import Reason, Refusal, invalid
-from gateway.v1.bodies import under_way
+from gateway.v1.bodies import Arrival, late_bodies
 from scheduler_engine.policy import PriorityClass
 
 Scope = Mapping[str, Any]
@@ -158,25 +158,25 @@ class Exchange:
 
     async def body_parts(self, limit_bytes: int, whole_s: float) -> AsyncGenerator[bytes, None]:
         """The body as it arrives; to be closed where it is not read to its end. Raises InvalidRequest above the limit,
-        broken off, when nothing comes, when it is not whole after ``whole_s``, and for one body too many at once.
+        broken off, when nothing comes, when it is not whole after ``whole_s``, and for one late body too many.
         """
         too_large = invalid(Reason.BODY_TOO_LARGE, f"The body may have at most {limit_bytes} bytes.")
         announced = self.header(b"content-length")
         if announced.isascii() and announced.isdigit() and int(announced) > limit_bytes:
             raise too_large
         size, ends_at_s = 0, time.monotonic() + whole_s
-        with under_way.held(self.address) if self.has_body else nullcontext():
+        with Arrival(self.address, late_bodies) as arrival:
             while not self._body_is_read:
-                part = await self._part_by(ends_at_s)
+                part = await self._part_by(ends_at_s, arrival)
                 size += len(part)
                 if size > limit_bytes:
                     raise too_large
                 yield part
 
-    async def _part_by(self, ends_at_s: float) -> bytes:
+    async def _part_by(self, ends_at_s: float, arrival: Arrival) -> bytes:
         left_s = ends_at_s - time.monotonic()
         try:
-            async with asyncio.timeout(min(BODY_S, left_s)):
+            async with arrival.within(min(BODY_S, left_s)):
                 return await self._body_part()
         except BodyBroken as error:
             raise invalid(Reason.INVALID_REQUEST, "The body broke off, or is not framed as announced.") from error
