@@ -104,9 +104,12 @@ def test_a_crash_loop_ends_with_one_sentence() -> None:
         supervisor.start([_python("one", "raise Exception('boom')", is_ready=lambda: False)], timeout_s=9_000)
 
 
-def test_a_process_that_never_gets_ready_is_named(stage: Stage) -> None:
-    with pytest.raises(SupervisionError, match="one did not become ready within 0 s"):
-        stage.supervisor.start([_python("one", SLEEPS, is_ready=lambda: False)], timeout_s=0)
+def test_a_process_that_never_gets_ready_is_named_with_its_last_words(stage: Stage) -> None:
+    stage.supervisor = Supervisor(Output(stage.screen), clock=lambda: 99.0 if "waits" in _said(stage) else 0.0)
+    with pytest.raises(SupervisionError, match="one did not become ready within 9 s; its last words: it waits"):
+        stage.supervisor.start(
+            [_python("one", "print('it waits', flush=True);" + SLEEPS, is_ready=lambda: False)], timeout_s=9
+        )
 
 
 def test_stopping_leaves_neither_children_nor_grandchildren(stage: Stage, tmp_path: Path) -> None:

@@ -85,7 +85,8 @@ class Supervisor:
             self.tick()
             if self._clock() > deadline:
                 late = [name for name in names if not self._children[name].is_ready]
-                raise SupervisionError(f"{' and '.join(late)} did not become ready within {timeout_s:.0f} s.")
+                what = f"did not become ready within {timeout_s:.0f} s"
+                raise SupervisionError(". ".join(_explain(self._children[name], what) for name in late))
 
     def run_once(self, spec: ProcessSpec) -> None:
         """Run a short command to its end. Raises SupervisionError when it fails."""
