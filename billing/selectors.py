@@ -23,6 +23,7 @@ from billing.models import (
 )
 from billing.pricing import TokenKind, TokenPrices
 from tenants import selectors as tenant_selectors
+from tenants.policy_changes import followed
 
 ENDS = ("settle", "release")
 
@@ -109,7 +110,7 @@ def current_policy_document() -> dict[str, object]:
     price_version = current_price_version()
     return {
         "version": stored.version if stored else 0,
-        "policy": policy,
+        "policy": followed(policy),
         "price_version": price_version,
         "prices": [
             {

@@ -186,7 +186,16 @@ class QuotaPolicyAdmin(ReadOnly):
     """The matrix tenant x class. An empty field is no limit, 0 is nothing allowed."""
 
     list_display = [
-        *("tenant", "priority_class", "allowed", "weight", "requests_per_minute", "tokens_per_minute", "concurrency"),
+        *(
+            "tenant",
+            "priority_class",
+            "allowed",
+            "is_paused",
+            "weight",
+            "requests_per_minute",
+            "tokens_per_minute",
+            "concurrency",
+        ),
         *("money_micros", "money_window", "max_tokens_cap", "hard_deadline_ms", "overflow_to"),
     ]
     list_filter = [OfTenant, "priority_class", "allowed"]

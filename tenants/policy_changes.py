@@ -1,7 +1,8 @@
 """What differs between two policies, and carrying an edit over to a policy that has moved on. Pure: plain documents.
 
-A document is ``scheduler_engine.policy.snapshot_to_dict``. A place is "class <label>" or "<tenant id> <label>"; of
-prices, which stand beside it, "price <model> <label>".
+A document is ``scheduler_engine.policy.snapshot_to_dict``, and beside it the places that are ``paused``: granted, and
+letting nobody in for the moment, which no edit ends but one that takes the class away. A place is "class <label>" or
+"<tenant id> <label>"; of prices, which stand beside it, "price <model> <label>".
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 Document = dict[str, Any]
 _CLASS = "class "
+_PAUSED = "paused"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -33,6 +35,18 @@ class Conflict:
     field: str
     theirs: Any
     ours: Any
+
+
+def granted(document: Document) -> Document:
+    """What the engine is to be asked of an edit: as if nothing were paused."""
+    return {name: value for name, value in document.items() if name != _PAUSED}
+
+
+def followed(document: Document) -> Document:
+    """What gateways and workers go by: nothing that is paused lets anybody in."""
+    paused = document.get(_PAUSED, ())
+    cells = [{**row, "allowed": row["allowed"] and _tenant_place(row) not in paused} for row in document["tenants"]]
+    return {**granted(document), "tenants": cells}
 
 
 def diff(before: Document, after: Document) -> list[Change]:
@@ -72,11 +86,15 @@ def carried_over(edit: Iterable[Change], current: Document) -> Document:
 
 
 def places(document: Document) -> dict[str, dict[str, Any]]:
-    """The fields of every place of a policy."""
+    """The fields of every place of a policy, and whether it is paused."""
+    paused = document.get(_PAUSED, ())
     classes = {f"{_CLASS}{label}": dict(row) for label, row in document["classes"].items()}
     own = ("tenant_id", "priority_class")
     cells = {
-        _tenant_place(row): {name: value for name, value in row.items() if name not in own}
+        _tenant_place(row): {
+            **{name: value for name, value in row.items() if name not in own},
+            _PAUSED: _tenant_place(row) in paused,
+        }
         for row in document["tenants"]
     }
     return {**classes, **cells}

@@ -27,7 +27,7 @@ from tenants import selectors, services
 from tenants.audit import change_by
 from tenants.models import PolicyProposal, PolicyVersion, Tenant
 from tenants.models.words import one_direction
-from tenants.policy_changes import Change, Conflict, Document, carried_over, conflicts, diff, in_words, places
+from tenants.policy_changes import Change, Conflict, Document, carried_over, conflicts, diff, granted, in_words, places
 
 _log = logging.getLogger(__name__)
 
@@ -78,12 +78,9 @@ def draft_back(*, actor: str, to_version: int, based_on: int) -> PolicyProposal:
 
 
 def back_to(goal: Document, seen: Document) -> list[Change]:
-    """What going back to an older policy changes: nothing of tenants that came later, and what is paused now stays so
-    until somebody resumes it.
-    """
-    known, paused = places(goal), selectors.paused_by()
-    edit = [change for change in diff(seen, goal) if change.place in known]
-    return [change for change in edit if change.field != "allowed" or change.place not in paused]
+    """What going back to an older policy changes: nothing of tenants that came later, and no pause."""
+    known = places(goal)
+    return [change for change in diff(seen, goal) if change.place in known and change.field != "paused"]
 
 
 def send_off(*, actor: str, proposal_id: UUID, reason: str, effective_from: datetime | None = None) -> PolicyProposal:
@@ -319,7 +316,7 @@ def _changed_rows(before: Document, after: Document) -> tuple[list[ClassPolicy],
 
 def _read(document: Document) -> PolicySnapshot:
     try:
-        return snapshot_from_dict(document)
+        return snapshot_from_dict(granted(document))
     except PolicyError as refusal:
         raise ValidationError(str(refusal)) from refusal
 

@@ -12,7 +12,7 @@ from tenants.models import AuditEvent, PolicyVersion, PriorityClass, QuotaPolicy
 
 @dataclass(frozen=True, slots=True)
 class StoredPolicy:
-    """One saved version. ``policy`` is ``snapshot_to_dict`` of it."""
+    """One saved version. ``policy`` is a document of ``policy_changes``."""
 
     version: int
     policy: dict[str, Any]
@@ -25,13 +25,14 @@ def class_policy(row: PriorityClass) -> ClassPolicy:
 
 
 def tenant_class_policy(row: QuotaPolicy) -> TenantClassPolicy:
-    """A cell of the quota matrix as the engine's value, saved or not."""
-    own = ("tenant_id", "priority_class", "overflow_to")
+    """A cell of the quota matrix as the engine's value, saved or not, as if nothing were paused."""
+    own = ("tenant_id", "priority_class", "overflow_to", "allowed")
     values = {field.name: getattr(row, field.name) for field in fields(TenantClassPolicy) if field.name not in own}
     return TenantClassPolicy(
         tenant_id=str(row.tenant_id),
         priority_class=ClassName.from_label(row.priority_class),
         overflow_to=ClassName.from_label(row.overflow_to) if row.overflow_to else None,
+        allowed=row.allowed or row.is_paused,
         **values,
     )
 
@@ -49,8 +50,12 @@ def live_snapshot(version: int) -> PolicySnapshot:
 
 
 def live_policy(version: int) -> dict[str, object]:
-    """``live_snapshot`` as plain data for JSON."""
-    return snapshot_to_dict(live_snapshot(version))
+    """The rows as a document of ``policy_changes``."""
+    paused = QuotaPolicy.objects.filter(is_paused=True).order_by("tenant_id", "priority_class")
+    return {
+        **snapshot_to_dict(live_snapshot(version)),
+        "paused": [f"{cell.tenant_id} {cell.priority_class}" for cell in paused],
+    }
 
 
 def current_policy() -> StoredPolicy | None:

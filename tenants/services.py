@@ -29,7 +29,7 @@ from tenants.checks import checked_by_the_database
 from tenants.isolation import alias
 from tenants.models import ApiKey, PolicyVersion, PriorityClass, Project, QuotaPolicy, Tenant
 from tenants.models.words import one_direction
-from tenants.policy_changes import Change
+from tenants.policy_changes import Change, granted
 from tenants.roles import Role
 
 MAX_FLOORS_PERCENT = 100
@@ -274,7 +274,8 @@ def _rows(classes: Sequence[ClassPolicy], cells: Sequence[TenantClassPolicy]) ->
         found = QuotaPolicy.objects.filter(**place).first() or QuotaPolicy(**place)
         _fill(found, cell, "tenant_id", "priority_class")
         found.overflow_to = found.overflow_to or ""
-        found.is_paused = found.is_paused and not found.allowed
+        found.is_paused = found.is_paused and cell.allowed  # a pause ends with the grant, and by no edit else
+        found.allowed = cell.allowed and not found.is_paused
         yield found
     for policy in classes:
         label = policy.priority_class.label
@@ -316,7 +317,7 @@ def record_policy(actor: str, reason: str = "", prices: Sequence[Change] = ()) -
     version = newest.version + 1 if newest else 1
     document = selectors.live_policy(version)
     try:
-        snapshot_from_dict(document)
+        snapshot_from_dict(granted(document))
     except PolicyError as refusal:
         raise ValidationError(str(refusal)) from refusal
     told = [asdict(change) for change in prices]

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from billing.selectors import current_policy_document
 from tenants import services
 from tenants.models import AuditEvent, PolicyProposal, PolicyVersion, QuotaPolicy
 from tests.gateway.desk_world import act, drafted, form_of, open_house
@@ -51,15 +52,87 @@ def test_a_paused_class_is_resumed_once_and_keeps_its_limits(house: Any) -> None
     assert QuotaPolicy.objects.get(priority_class="default").concurrency == 9
 
 
-def test_an_edit_may_end_a_pause_and_a_later_edit_that_takes_the_class_away_leaves_no_pause(house: Any) -> None:
-    house.alice.post(f"/operator/policy/pause/{house.tenant.id}/default", {"action": "pause"})
+def drafted_with(house: Any, box: str, value: str) -> PolicyProposal:
+    """An edit of one box of Aurora's, also of one that is not ticked."""
+    form = form_of(house.alice) | {f"{house.tenant.id}.{box}": value}
+    answer = house.alice.post("/operator/policy/", form)
+    return PolicyProposal.objects.get(id=answer["Location"].split("/")[-1])
+
+
+def row_of(priority_class: str = "default") -> tuple[bool, bool]:
+    """Whether it is shown as let in, and whether it is paused."""
+    row = QuotaPolicy.objects.get(priority_class=priority_class)
+    return row.allowed, row.is_paused
+
+
+def lets_in(priority_class: str = "default") -> bool:
+    """By what gateways and workers are told."""
+    cells: Any = current_policy_document()["policy"]
+    return next(bool(cell["allowed"]) for cell in cells["tenants"] if cell["priority_class"] == priority_class)
+
+
+def pause(house: Any, action: str = "pause", label: str = "default") -> str:
+    place = f"/operator/policy/pause/{house.tenant.id}/{label}"
+    page: str = house.bob.post(place, {"action": action}, follow=True).content.decode()
+    return page
+
+
+@pytest.mark.parametrize("is_open_before", [True, False], ids=["a page from before the pause", "a fresh page"])
+def test_an_edit_that_takes_a_paused_class_away_is_made_and_leaves_nothing_to_resume(
+    house: Any, is_open_before: bool
+) -> None:
     box = f"{house.tenant.id}.default.allowed"
-    for is_allowed in (True, False):
-        form = {name: value for name, value in form_of(house.alice).items() if name != box}
-        answer = house.alice.post("/operator/policy/", form | ({box: "on"} if is_allowed else {}))
-        act(house.alice, PolicyProposal.objects.get(id=answer["Location"].split("/")[-1]), action="send")
-        assert QuotaPolicy.objects.get(priority_class="default").allowed is is_allowed
-    assert ">Resume<" not in house.alice.get("/operator/policy/").content.decode()
+    before = form_of(house.alice)
+    pause(house)
+    form = before if is_open_before else form_of(house.alice)
+    assert form.pop(box) == "on"
+    page = house.alice.post("/operator/policy/", form, follow=True).content.decode()
+    assert "<b>Aurora, default</b> is paused, by bob: this edit takes the class away" in page
+    act(house.alice, PolicyProposal.objects.get(state="draft"), action="send")
+    assert (row_of(), lets_in()) == ((False, False), False)
+    assert "default was not paused for Aurora" in pause(house, "resume")
+    assert not lets_in()
+
+
+def test_an_edit_that_grants_what_a_colleague_has_granted_and_paused_since_leaves_the_pause(house: Any) -> None:
+    """As one that was scheduled, or made in a page from before, comes into force."""
+    first, second = (drafted_with(house, "interactive.allowed", "on") for _ in range(2))
+    act(house.alice, second, action="send")
+    pause(house, label="interactive")
+    page = act(house.alice, first, action="send")
+    assert "it stands already in version" in page
+    assert (row_of("interactive"), lets_in("interactive")) == ((False, True), False)
+
+
+def test_an_edit_of_a_paused_class_says_that_it_stays_paused_and_is_in_force_when_it_is_resumed(house: Any) -> None:
+    pause(house)
+    draft = drafted_with(house, "default.concurrency", "9")
+    page = house.alice.get(f"/operator/policy/edits/{draft.id}").content.decode()
+    act(house.alice, draft, action="send")
+    assert (row_of(), lets_in()) == ((False, True), False)
+    assert "<b>Aurora, default</b> is paused, by bob, and stays so until somebody resumes it" in page
+    pause(house, "resume")
+    assert (row_of(), lets_in()) == ((True, False), True)
+    assert QuotaPolicy.objects.get(priority_class="default").concurrency == 9
+
+
+def test_a_pause_is_a_change_of_its_version_and_no_conflict_of_any_edit(house: Any) -> None:
+    draft = drafted(house.alice, default__weight="7")
+    pause(house)
+    page = house.alice.get(f"/operator/policy/versions/{PolicyVersion.objects.first().version}").content.decode()
+    assert "<td>paused</td>" in page
+    assert "In force" in act(house.alice, draft, action="send")
+    assert (row_of(), lets_in()) == ((False, True), False)
+
+
+def test_going_back_to_before_a_class_was_granted_takes_it_away_though_it_is_paused(house: Any) -> None:
+    start = PolicyVersion.objects.first().version
+    act(house.alice, drafted_with(house, "interactive.allowed", "on"), action="send")
+    pause(house, label="interactive")
+    house.alice.post(f"/operator/policy/versions/{start}", {"version": start + 2})
+    act(house.alice, PolicyProposal.objects.get(state="draft"), action="send")
+    assert row_of("interactive") == (False, False)
+    assert "interactive was not paused for Aurora" in pause(house, "resume", "interactive")
 
 
 def test_a_pause_asked_by_htmx_answers_with_the_button_as_it_is_then(house: Any) -> None:
@@ -104,15 +177,6 @@ def test_going_back_leaves_paused_what_was_paused_since_and_says_so(house: Any) 
     assert (row.weight, row.allowed, row.is_paused) == (1, False, True)
     page = house.alice.get(f"/operator/policy/versions/{start}").content.decode()
     assert "It would change nothing: the policy in force says the same, but for what is paused." in page
-
-
-def test_an_edit_that_would_end_a_pause_says_so_on_its_page(house: Any) -> None:
-    house.bob.post(f"/operator/policy/pause/{house.tenant.id}/default", {"action": "pause"})
-    form = form_of(house.alice) | {f"{house.tenant.id}.default.allowed": "on"}
-    page = house.alice.post("/operator/policy/", form, follow=True).content.decode()
-    assert "<b>Aurora, default</b> is paused, by bob: this edit resumes it." in page
-    page = act(house.alice, PolicyProposal.objects.get(), action="send")
-    assert "this edit resumes it" not in page
 
 
 def test_a_tenant_that_is_switched_off_is_marked_and_has_nothing_to_pause(house: Any) -> None:

@@ -27,6 +27,7 @@ from tenants.forms import Name
 from tenants.models import ApiKey, PolicyVersion, QuotaPolicy
 from tenants.models import PriorityClass as ClassRow
 from tenants.models.words import Named
+from tenants.policy_changes import granted
 
 INTERACTIVE, DEFAULT, BATCH = PriorityClass
 
@@ -138,7 +139,7 @@ def test_a_version_is_a_whole_policy_that_the_engine_accepts(aurora: Any, strang
         aurora, INTERACTIVE, weight=4, tokens_per_minute=0, money_micros=5, money_window="day", overflow_to=BATCH
     )
     services.save_quota(actor="alice", policy=limits)
-    snapshot = snapshot_from_dict(selectors.current_policy().policy)
+    snapshot = snapshot_from_dict(granted(selectors.current_policy().policy))
     assert [policy.priority_class for policy in snapshot.classes] == [INTERACTIVE, DEFAULT, BATCH]
     assert limits in snapshot.tenants
     assert len(snapshot.tenants) == 6

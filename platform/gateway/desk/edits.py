@@ -24,7 +24,7 @@ from gateway.desk.rights import MAY_EDIT_POLICY, MAY_EDIT_PRICES, needed_for, op
 from gateway.desk.telling import telling
 from tenants import proposals, selectors
 from tenants.models import PolicyProposal
-from tenants.policy_changes import Change, Document, carried_over, in_words, places
+from tenants.policy_changes import Change, Document, carried_over, followed, in_words, places
 
 _OPEN = proposals.OPEN
 _UNDONE = (*_OPEN, PolicyProposal.State.CONFLICT)  # still to be made, by this edit or by another in its place
@@ -61,9 +61,9 @@ def _page(request: HttpRequest, found: PolicyProposal) -> HttpResponse:
         "others": _others(found, names) if found.state in _UNDONE else [],
         "price_changes": told(prices),
         "prices": price_preview(prices) if is_open else None,
-        "door": _door(policy, edit, names) if is_open else None,
+        "door": _door(followed(policy), edit, names) if is_open else None,
         "idle_overflows": [in_words(place, names) for place in without_effect(places(policy), edit)] if is_open else [],
-        "resumed": _resumed(edit, names) if is_open else [],
+        "paused": _paused(edit, names) if is_open else [],
         "preview": Previews().find(str(found.id)),
         "is_open": is_open,
         "names": names,
@@ -96,7 +96,7 @@ def preview(request: HttpRequest, proposal_id: uuid.UUID) -> HttpResponse:
             previews.stop(str(found.id))
         elif is_open:
             policy = carried_over(proposals.what_it_does(found)[0], policy_in_force().policy)
-            previews.start(str(found.id), policy, FEW_MINUTES if action == "few" else HOUR)
+            previews.start(str(found.id), followed(policy), FEW_MINUTES if action == "few" else HOUR)
     if "HX-Request" not in request.headers:
         return redirect("desk-proposal", proposal_id=found.id)
     names = names_of_tenants()
@@ -147,10 +147,12 @@ def _others(found: PolicyProposal, names: Mapping[str, str]) -> list[tuple[Polic
     return [(other, named(change, names)) for other, change in proposals.of_the_same_fields(found)]
 
 
-def _resumed(edit: list[Change], names: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Pauses that the edit ends: where, and who paused it."""
-    paused, granted = selectors.paused_by(), [one.place for one in edit if one.field == "allowed" and one.after]
-    return [(in_words(place, names), paused[place]) for place in granted if place in paused]
+def _paused(edit: list[Change], names: Mapping[str, str]) -> list[tuple[str, str, bool]]:
+    """Paused cells that the edit touches: where, who paused it, and whether the edit takes the class away."""
+    touched = {one.place for one in edit}
+    taken = {one.place for one in edit if one.field == "allowed" and not one.after}
+    found = selectors.paused_by().items()
+    return [(in_words(place, names), who, place in taken) for place, who in found if place in touched]
 
 
 def _door(policy: Document, edit: list[Change], names: Mapping[str, str]) -> list[Named] | None:

@@ -84,23 +84,25 @@ def cells(
     paused: Container[tuple[str, str]] = (),
     off: Container[str] = (),
 ) -> list[Cell]:
-    """The matrix of these tenants, in the order of their names and of the classes. ``paused``: (tenant id, class);
-    ``off``: ids of all tenants that are switched off.
+    """The matrix of these tenants, in the order of their names and of the classes. ``paused``: (tenant id, class) of
+    all that is paused; ``off``: ids of all tenants that are switched off.
     """
     wanted = set(shown)
+
+    def is_in(row: Mapping[str, Any]) -> bool:
+        is_paused = (row["tenant_id"], row["priority_class"]) in paused
+        return row["allowed"] and not is_paused and row["tenant_id"] not in off
+
     totals: dict[str, int] = {}
-    for row in document["tenants"]:
-        if row["allowed"] and row["tenant_id"] not in off:
-            totals[row["priority_class"]] = totals.get(row["priority_class"], 0) + row["weight"]
+    for row in filter(is_in, document["tenants"]):
+        totals[row["priority_class"]] = totals.get(row["priority_class"], 0) + row["weight"]
     found = [
         Cell(
             row["tenant_id"],
             names.get(row["tenant_id"], row["tenant_id"]),
             row["priority_class"],
             [Box(box_name(row, name), name, row.get(name)) for name in CELL_FIELDS],
-            100 * row["weight"] / totals[row["priority_class"]]
-            if row["allowed"] and row["tenant_id"] not in off
-            else None,
+            100 * row["weight"] / totals[row["priority_class"]] if is_in(row) else None,
             (row["tenant_id"], row["priority_class"]) in paused,
             row["tenant_id"] in off,
         )
