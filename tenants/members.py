@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from uuid import UUID, uuid4
 
+from django.contrib.auth import get_user_model
 from django.contrib.auth.base_user import AbstractBaseUser
 from django.core.exceptions import ValidationError
 from django.utils import timezone
@@ -17,7 +18,7 @@ from tenants.audit import change_by
 from tenants.checks import checked_by_the_database
 from tenants.isolation import alias
 from tenants.models import Invitation, Membership, Tenant
-from tenants.roles import Role
+from tenants.roles import Role, covers
 
 INVITATION_LASTS = timedelta(days=7)
 
@@ -111,8 +112,9 @@ def accept(*, token: str, user: AbstractBaseUser) -> Membership:
 
 
 def change_role(*, actor: str, tenant_id: UUID, member_id: UUID, role: Role, seen: Role | None = None) -> Membership:
-    """Raises ValidationError where the tenant would have no owner left, or the member's role is no longer the one that
-    was ``seen``; AboveOneself; and Membership.DoesNotExist for no member of it.
+    """Open invitations that the member made and may make no more end with it. Raises ValidationError where the tenant
+    would have no owner left, or the member's role is no longer the one that was ``seen``; AboveOneself; and
+    Membership.DoesNotExist for no member of it.
     """
     with change_by(actor):
         members = _locked(tenant_id)
@@ -124,12 +126,13 @@ def change_role(*, actor: str, tenant_id: UUID, member_id: UUID, role: Role, see
         _keep_an_owner(members, member, role)
         member.role = role.value
         member.save(update_fields=["role"])
+        _end_offers_of(member, role)
     return member
 
 
 def remove(*, actor: str, tenant_id: UUID, member_id: UUID) -> Membership:
-    """Who it was. Raises ValidationError for the last owner, AboveOneself, and Membership.DoesNotExist for no member of
-    the tenant.
+    """Who it was; open invitations that they made end with it. Raises ValidationError for the last owner, AboveOneself,
+    and Membership.DoesNotExist for no member of the tenant.
     """
     with change_by(actor):
         members = _locked(tenant_id)
@@ -137,7 +140,16 @@ def remove(*, actor: str, tenant_id: UUID, member_id: UUID) -> Membership:
         rights.require(Role(member.role), f"remove the {member.role} {member.email}")
         _keep_an_owner(members, member, None)
         member.delete()
+        _end_offers_of(member, None)
     return member
+
+
+def _end_offers_of(member: Membership, role: Role | None) -> None:
+    """Invitations live no longer than what their maker may: who has left, or may do less, hands nobody the way in."""
+    name = get_user_model().objects.values_list("username", flat=True).get(pk=member.user_id)
+    offers = Invitation.objects.filter(tenant_id=member.tenant_id, invited_by=name, ended_at=None)
+    above = [other.value for other in Role if role is None or not covers(role, other)]
+    offers.filter(role__in=above).update(ended_at=timezone.now())
 
 
 def _end(offer: Invitation) -> None:

@@ -27,7 +27,7 @@ from tenants import api_keys, rights, selectors
 from tenants.audit import change_by
 from tenants.checks import checked_by_the_database
 from tenants.isolation import alias
-from tenants.models import ApiKey, PolicyVersion, PriorityClass, Project, QuotaPolicy, Tenant
+from tenants.models import ApiKey, Invitation, PolicyVersion, PriorityClass, Project, QuotaPolicy, Tenant
 from tenants.models.words import one_direction
 from tenants.policy_changes import Change, granted
 from tenants.roles import Role
@@ -173,13 +173,16 @@ def require_rotatable(key: ApiKey) -> None:
 
 
 def revoke_key(*, actor: str, key_id: UUID) -> bool:
-    """Ends a key for good, of whatever role: it gives nobody anything, and a leak waits for no owner. False when it had
-    ended before: the first revocation stands.
+    """Ends a key for good, of whatever role, and the open invitations that it made: that gives nobody anything, and a
+    leak waits for no owner. False when it had ended before: the first revocation stands.
     """
     with change_by(actor):
         changed = ApiKey.objects.filter(id=key_id, revoked_at=None).update(revoked_at=timezone.now(), revoked_by=actor)
         if changed:
-            _tell_key_changed(ApiKey.objects.values_list("public_id", flat=True).get(id=key_id))
+            tenant_id, public_id = ApiKey.objects.values_list("tenant_id", "public_id").get(id=key_id)
+            offers = Invitation.objects.filter(tenant_id=tenant_id, ended_at=None, invited_by__startswith="key:")
+            offers.filter(invited_by__endswith=f" {public_id}").update(ended_at=timezone.now())
+            _tell_key_changed(public_id)
     return bool(changed)
 
 

@@ -180,6 +180,7 @@ LOGIN_URL = "account_login"
 LOGIN_REDIRECT_URL = "console-home"
 ACCOUNT_LOGIN_METHODS = {"username", "email"}
 ACCOUNT_EMAIL_VERIFICATION = "none"  # the address is the invitation's
+ACCOUNT_EMAIL_UNKNOWN_ACCOUNTS = False  # who has no account is written to by nobody
 ACCOUNT_ADAPTER = "gateway.console.accounts.InvitedOnly"
 ACCOUNT_LOGOUT_REDIRECT_URL = "front"
 MFA_SUPPORTED_TYPES = ["totp", "recovery_codes"]

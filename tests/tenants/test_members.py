@@ -56,6 +56,39 @@ def test_an_invitation_that_ended_opens_nothing(aurora: Any, ending: str) -> Non
         members.accept(token=invited.token, user=person("bob"))
 
 
+@pytest.mark.parametrize("became", [None, Role.DEVELOPER, Role.OWNER])
+def test_an_invitation_lives_no_longer_than_what_its_maker_may(aurora: Any, became: Role | None) -> None:
+    maker = member(aurora, "max", Role.ADMIN)
+    member(aurora, "ann", Role.OWNER)
+    offers = {
+        role: members.invite(actor="max", tenant=aurora.tenant, email=f"{role}@aurora.example", role=role)
+        for role in (Role.ADMIN, Role.DEVELOPER)
+    }
+    others = members.invite(actor="ann", tenant=aurora.tenant, email="bob@aurora.example", role=Role.ADMIN)
+    if became is None:
+        members.remove(actor="ann", tenant_id=aurora.tenant.id, member_id=maker.id)
+    else:
+        members.change_role(actor="ann", tenant_id=aurora.tenant.id, member_id=maker.id, role=became)
+    still_open = [role for role, offer in offers.items() if members.find_invitation(offer.token)]
+    assert still_open == {None: [], Role.DEVELOPER: [Role.DEVELOPER], Role.OWNER: [*offers]}[became]
+    assert members.find_invitation(others.token)
+
+
+def test_an_invitation_that_a_key_made_ends_with_the_key(aurora: Any) -> None:
+    keys = [
+        services.issue_key(actor="ann", project=aurora.project, name="ci", env="test", role=Role.ADMIN) for _ in "ab"
+    ]
+    first, second = (
+        members.invite(
+            actor=f"key:ci {made.key.public_id}", tenant=aurora.tenant, email=f"{n}@aurora.example", role=Role.ADMIN
+        )
+        for n, made in enumerate(keys)
+    )
+    services.revoke_key(actor="ann", key_id=keys[0].key.id)
+    assert not members.find_invitation(first.token)
+    assert members.find_invitation(second.token)
+
+
 @pytest.mark.parametrize("email", ["", "bob", "bob@", "x" * 300 + "@aurora.example"])
 def test_an_address_that_is_none_is_refused_by_name(aurora: Any, email: str) -> None:
     with pytest.raises(ValidationError) as refusal:

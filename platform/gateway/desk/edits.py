@@ -56,7 +56,7 @@ def _page(request: HttpRequest, found: PolicyProposal) -> HttpResponse:
     context = {
         "proposal": found,
         "changes": [named(change, names) for change in edit],
-        "conflicts": [named(one, names) for one in refusals],
+        "conflicts": [named(one, names) for one in refusals] if found.state in _UNDONE else [],
         "misfit": proposals.misfit(found) if is_open and not refusals else "",
         "others": _others(found, names) if found.state in _UNDONE else [],
         "price_changes": told(prices),
