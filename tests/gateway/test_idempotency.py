@@ -100,13 +100,21 @@ async def test_a_refused_request_does_not_occupy_its_key(world: Any) -> None:
     assert (await send(world, "k1")).status_code == 200
 
 
-async def test_a_stream_that_broke_is_worked_on_anew(world: Any) -> None:
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body"), [(CHAT, {}), ("/v1/responses", {"messages": None, "input": "Hi"})], ids=["chat", "responses"]
+)
+async def test_an_answer_that_failed_is_worked_on_anew_whatever_its_status_was(
+    world: Any, path: str, body: dict[str, Any], stream: bool
+) -> None:
     world.worker.script.reason = "failed"
-    broken = await send(world, "k1", stream=True)
-    assert broken.status_code == 200
-    assert "generation_failed" in broken.text
+    broken = await send(world, "k1", path=path, stream=stream, **body)
+    assert "failed" in broken.text
     world.worker.script.reason = "stop"
-    assert (await send(world, "k1", stream=True)).text.endswith("data: [DONE]\n\n")
+    again = await send(world, "k1", path=path, stream=stream, **body)
+    assert (again.status_code, "failed" in again.text) == (200, False)
+    assert "idempotent-replayed" not in again.headers
+    assert (await send(world, "k1", path=path, stream=stream, **body)).headers["idempotent-replayed"] == "true"
 
 
 @pytest.mark.parametrize("key", ["k" * 256, "a\tb", ""])

@@ -151,6 +151,23 @@ async def test_what_ended_at_no_charge_under_a_dead_owner_is_begun_anew(world: A
     assert world.money("aurora", "default")["open"] == 0
 
 
+async def test_a_list_that_is_refused_after_some_of_it_was_charged_keeps_its_key(world: Any) -> None:
+    """The owner died when a prompt was answered; who comes next is refused for another: nothing is asked for anew."""
+    asked = {**BODIES["/v1/completions"], "path": "/v1/completions"}
+    await send(world, "k1", **asked)
+    answered, left = (submit.response_id for submit in world.worker.submits)
+    await dies_before_it_keeps_the_answer(world)
+    world.redis.hset(world.redis_keys.response(left), mapping={"state": "done", "terminal": "released"})
+    world.worker.script.reject = ("late", 1_000_000)
+    assert (await send(world, "k1", **asked)).status_code == 503
+    world.worker.script.reject = None
+    again = await send(world, "k1", **asked)
+    assert (again.status_code, len(again.json()["choices"])) == (200, 2)
+    asked_for = [submit.response_id for submit in world.worker.submits]
+    assert (asked_for.count(answered), asked_for.count(left), len(asked_for)) == (1, 1, 4)
+    assert replayed(await send(world, "k1", **asked))
+
+
 def once(world: Any, operation: str, *, is_left: bool) -> Once:
     runtime = world.runtime
     return Once(runtime.door, runtime.policy, runtime.fates, operation, is_left=is_left)

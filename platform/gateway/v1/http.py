@@ -38,17 +38,21 @@ _OF_ITS_OWN = ("x-request-id", "openai-processing-ms", "sunset")  # headers of o
 
 @dataclass(slots=True)
 class Answer:
-    """An answer as it went out. Always: ``is_good`` says that it is whole, small enough, and no refusal."""
+    """An answer as it went out. Always: ``is_good`` says that it is whole, small enough, and neither a refusal nor, by
+    its body, a failure.
+    """
 
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
     parts: list[bytes] = field(default_factory=list)
     is_whole: bool = False
     num_bytes: int = 0
+    is_failure: bool = False
 
     @property
     def is_good(self) -> bool:
-        return 200 <= self.status < 300 and self.is_whole and self.num_bytes <= MAX_KEPT_BYTES
+        is_kept = self.is_whole and self.num_bytes <= MAX_KEPT_BYTES
+        return 200 <= self.status < 300 and is_kept and not self.is_failure
 
     def add(self, part: bytes) -> None:
         self.num_bytes += len(part)
@@ -216,6 +220,11 @@ class Exchange:
         """What goes out from now on, to be given again; it is written to its end even when the client leaves."""
         self._kept = Answer()
         return self._kept
+
+    def tell_failure(self) -> None:
+        """What goes out says that it failed, whatever its status is: it is given to nobody again."""
+        if self._kept is not None:
+            self._kept.is_failure = True
 
     async def replay(self, answer: Answer, headers: Mapping[str, str]) -> None:
         await self.start(answer.status, {**answer.headers, **headers})

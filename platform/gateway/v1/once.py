@@ -74,6 +74,7 @@ class Once:
                 case EndedFree():
                     name = str(uuid5(UUID(name), "again"))
                 case Answered(output=output):
+                    self.begun.append(name)
                     return output
                 case UnderWay():
                     self.begun.append(name)

@@ -138,6 +138,8 @@ async def _whole(exchange: Exchange, found: Reading) -> None:
     if refusal is not None:
         await exchange.refuse(refusal, found.limits.headers())
         return
+    if response["status"] == "failed":
+        exchange.tell_failure()
     end = found.stream.end
     waited = cost_headers(end) if isinstance(end, Finished) else {}
     await exchange.answer(200, encode(response), {**found.limits.headers(), **waited})
