@@ -6,6 +6,7 @@ A day closes GRACE after its midnight in the tenant's zone, when no transaction 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from datetime import date, datetime, time, timedelta
 from uuid import UUID
@@ -175,9 +176,16 @@ def _span(tenant_id: UUID, starts_at: datetime, ends_at: datetime) -> QuerySet[L
     return LedgerEntry.objects.filter(tenant_id=tenant_id, created_at__gte=starts_at, created_at__lt=ends_at)
 
 
+def _names_of_keys(tenant_id: UUID) -> dict[UUID, str]:
+    """By id; those of one name are told apart by the end of their secret, as where they are listed."""
+    keys = ApiKey.objects.filter(tenant_id=tenant_id).values_list("id", "name", "last4")
+    of_name = Counter(name for _, name, _ in keys)
+    return {key_id: f"{name} …{last4}" if of_name[name] > 1 else name for key_id, name, last4 in keys}
+
+
 def _lines(tenant_id: UUID, starts_at: datetime, ends_at: datetime) -> list[StatementLine]:
     projects = dict(Project.objects.filter(tenant_id=tenant_id).values_list("id", "name"))
-    keys = dict(ApiKey.objects.filter(tenant_id=tenant_id).values_list("id", "name"))
+    keys = _names_of_keys(tenant_id)
     place = ("project_id", "key_id", "priority_class", "model")
     rows = (
         _span(tenant_id, starts_at, ends_at)

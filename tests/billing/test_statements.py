@@ -16,7 +16,8 @@ from django.db import DatabaseError, transaction
 
 from billing import documents, ledger, selectors, services, statements
 from billing.models import LedgerEntry, Statement
-from tenants.models import Tenant
+from tenants import services as services_of_tenants
+from tenants.models import Project, Tenant
 
 NOON = datetime(2026, 11, 29, 12, tzinfo=UTC)
 LATER = datetime(2026, 12, 31, tzinfo=UTC)
@@ -197,6 +198,19 @@ def test_the_pdf_names_the_currency_of_every_amount(
 @pytest.mark.parametrize(("micros", "text"), [(0, "0.000000"), (-1, "-0.000001"), (1_234_567, "1.234567")])
 def test_money_is_written_exactly(micros: int, text: str) -> None:
     assert documents.money(micros) == text
+
+
+def test_keys_of_one_name_are_told_apart(aurora: Tenant) -> None:
+    project = Project.objects.create(tenant=aurora, name="web")
+    keys = [
+        services_of_tenants.issue_key(actor="tests", project=project, name=name, env="test").key
+        for name in ("ci", "ci", "laptop")
+    ]
+    for number, key in enumerate(keys):
+        entry(aurora, number, NOON, project_id=project.id, key_id=key.id)
+    (found,) = statements.close_due_days(LATER)
+    names = [f"ci …{keys[0].last4}", f"ci …{keys[1].last4}", "laptop"]
+    assert sorted(line["key"] for line in found.lines) == sorted(names)
 
 
 def test_a_credit_given_twice_under_one_number_is_one_credit(aurora: Tenant) -> None:
