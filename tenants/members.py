@@ -18,7 +18,7 @@ from tenants.audit import change_by
 from tenants.checks import checked_by_the_database
 from tenants.isolation import alias
 from tenants.models import Invitation, Membership, Tenant
-from tenants.roles import Role, covers
+from tenants.roles import Capability, Role, covers, may
 
 INVITATION_LASTS = timedelta(days=7)
 
@@ -148,7 +148,8 @@ def _end_offers_of(member: Membership, role: Role | None) -> None:
     """Invitations live no longer than what their maker may: who has left, or may do less, hands nobody the way in."""
     name = get_user_model().objects.values_list("username", flat=True).get(pk=member.user_id)
     offers = Invitation.objects.filter(tenant_id=member.tenant_id, invited_by=name, ended_at=None)
-    above = [other.value for other in Role if role is None or not covers(role, other)]
+    may_invite = may(role, Capability.MANAGE_MEMBERS)
+    above = [other.value for other in Role if role is None or not (may_invite and covers(role, other))]
     offers.filter(role__in=above).update(ended_at=timezone.now())
 
 

@@ -78,9 +78,12 @@ def draft_back(*, actor: str, to_version: int, based_on: int) -> PolicyProposal:
 
 
 def back_to(goal: Document, seen: Document) -> list[Change]:
-    """What going back to an older policy changes: nothing of tenants that came later, and no pause."""
+    """What going back to an older policy changes: nothing of tenants that came later, and no pause. What was paused
+    then is not granted by it: it let nobody in.
+    """
     known = places(goal)
-    return [change for change in diff(seen, goal) if change.place in known and change.field != "paused"]
+    edit = [change for change in diff(seen, goal) if change.place in known and change.field != "paused"]
+    return [change for change in edit if not (change.field == "allowed" and known[change.place]["paused"])]
 
 
 def send_off(*, actor: str, proposal_id: UUID, reason: str, effective_from: datetime | None = None) -> PolicyProposal:

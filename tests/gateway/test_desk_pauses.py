@@ -135,6 +135,19 @@ def test_going_back_to_before_a_class_was_granted_takes_it_away_though_it_is_pau
     assert "interactive was not paused for Aurora" in pause(house, "resume", "interactive")
 
 
+def test_going_back_to_a_version_of_a_pause_grants_no_class_that_it_let_nobody_into(house: Any) -> None:
+    act(house.alice, drafted(house.alice, default__weight="7"), action="send")
+    pause(house)
+    paused = PolicyVersion.objects.first().version
+    form = form_of(house.alice, default__weight="3")
+    del form[f"{house.tenant.id}.default.allowed"]
+    house.alice.post("/operator/policy/", form)
+    act(house.alice, PolicyProposal.objects.get(state="draft"), action="send")
+    house.alice.post(f"/operator/policy/versions/{paused}", {"version": paused + 1})
+    act(house.alice, PolicyProposal.objects.get(state="draft"), action="send")
+    assert (row_of(), QuotaPolicy.objects.get(priority_class="default").weight) == ((False, False), 7)
+
+
 def test_a_pause_asked_by_htmx_answers_with_the_button_as_it_is_then(house: Any) -> None:
     place = f"/operator/policy/pause/{house.tenant.id}/default"
     for action, then in (("pause", "Resume"), ("resume", "Pause"), ("resume", "Pause")):

@@ -151,11 +151,17 @@ async def test_what_ended_at_no_charge_under_a_dead_owner_is_begun_anew(world: A
     assert world.money("aurora", "default")["open"] == 0
 
 
-async def test_a_list_that_is_refused_after_some_of_it_was_charged_keeps_its_key(world: Any) -> None:
-    """The owner died when a prompt was answered; who comes next is refused for another: nothing is asked for anew."""
+@pytest.mark.parametrize("is_first_left", [False, True])
+async def test_a_list_that_is_refused_after_some_of_it_was_charged_keeps_its_key(
+    world: Any, is_first_left: bool
+) -> None:
+    """The owner died when a prompt was answered; who comes next is refused for another, whether they have come to the
+    answered one or not: nothing is asked for anew.
+    """
     asked = {**BODIES["/v1/completions"], "path": "/v1/completions"}
     await send(world, "k1", **asked)
-    answered, left = (submit.response_id for submit in world.worker.submits)
+    names = [submit.response_id for submit in world.worker.submits]
+    answered, left = reversed(names) if is_first_left else names
     await dies_before_it_keeps_the_answer(world)
     world.redis.hset(world.redis_keys.response(left), mapping={"state": "done", "terminal": "released"})
     world.worker.script.reject = ("late", 1_000_000)

@@ -4,8 +4,9 @@
 --            {'running'} or {'done', status, headers, body}
 --   renew    ARGV: lease in ms
 --   complete ARGV: digest of the request, operation, status, headers, body, lifetime in ms
---   release  KEYS: records of what was let in. The key is free once all of them have ended at no charge; until then it
---            is as if the lease had run out
+--   release  KEYS: records of what was let in; ARGV: '1' where another was at work on it before, who may have let in
+--            more. The key is free once all have ended at no charge and there is no more; until then it is as if the
+--            lease had run out
 -- A lease that runs out takes nothing from its owner: only who claims next does. Only the owner may renew and release.
 -- Whoever has the answer of the key's operation may complete it, once: also where the key was lost.
 
@@ -45,6 +46,10 @@ end
 if redis.call('HGET', key, 'owner') ~= me then return {} end
 if verb == 'renew' then
   hold(tonumber(ARGV[3]))
+  return {}
+end
+if ARGV[3] == '1' then
+  hold(0)
   return {}
 end
 for n = 2, #KEYS do

@@ -72,7 +72,7 @@ async def _answer_once(call: Call, handler: Handler, shelf: Shelf, request: str)
         if answer.is_good:
             await shelf.complete(request, held.operation, answer)
         elif not once.is_spent:
-            await shelf.release([runtime.redis_keys.response(name) for name in once.begun])
+            await shelf.release([runtime.redis_keys.response(name) for name in once.begun], is_left=held.is_left)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +130,11 @@ class Shelf:
         headers, body = msgspec.json.encode(answer.headers), zlib.compress(b"".join(answer.parts), 1)
         await self._run("complete", request, operation, answer.status, headers, body, KEPT_MS)
 
-    async def release(self, records: Sequence[str]) -> None:
-        """There is no answer to keep. Where one of ``records`` goes on, or was charged, who comes next asks for it."""
-        await self._run("release", records=records)
+    async def release(self, records: Sequence[str], *, is_left: bool) -> None:
+        """There is no answer to keep. Where one of ``records`` goes on, or was charged, who comes next asks for it;
+        also where another was at work on it before (``is_left``), who may have let in what nobody asked for since.
+        """
+        await self._run("release", int(is_left), records=records)
 
     async def _run(self, verb: str, *arguments: str | int | bytes, records: Sequence[str] = ()) -> list[bytes]:
         with bus_errors():
