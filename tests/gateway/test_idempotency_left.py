@@ -13,10 +13,11 @@ from typing import Any
 import httpx2
 import pytest
 
-from gateway.admission import Denied
+from gateway.admission import Denied, Limits
 from gateway.asking import Plain
 from gateway.auth import Caller
 from gateway.batches.fates import AnswerLost
+from gateway.errors import Reason, Refusal
 from gateway.v1 import asks, schemas
 from gateway.v1.once import Once
 from scheduler_engine.policy import PriorityClass
@@ -153,7 +154,7 @@ async def test_what_ended_at_no_charge_under_a_dead_owner_is_begun_anew(world: A
 
 @pytest.mark.parametrize("is_first_left", [False, True])
 async def test_a_list_that_is_refused_after_some_of_it_was_charged_keeps_its_key(
-    world: Any, is_first_left: bool
+    world: Any, is_first_left: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The owner died when a prompt was answered; who comes next is refused for another, whether they have come to the
     answered one or not: nothing is asked for anew.
@@ -164,6 +165,13 @@ async def test_a_list_that_is_refused_after_some_of_it_was_charged_keeps_its_key
     answered, left = reversed(names) if is_first_left else names
     await dies_before_it_keeps_the_answer(world)
     world.redis.hset(world.redis_keys.response(left), mapping={"state": "done", "terminal": "released"})
+
+    async def deny(*_: Any) -> Denied:
+        return Denied(Refusal(reason=Reason.NO_WORKER, message="none"), Limits(PriorityClass.DEFAULT))
+
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(world.runtime.door, "enter", deny)
+        assert (await send(world, "k1", **asked)).status_code == 503
     world.worker.script.reject = ("late", 1_000_000)
     assert (await send(world, "k1", **asked)).status_code == 503
     world.worker.script.reject = None
