@@ -36,7 +36,9 @@ def slowly(world: Any) -> None:
 
 @asynccontextmanager
 async def taken_by_another(world: Any, response_id: str) -> AsyncIterator[Runtime]:
-    """The first gateway is silent for so long that a second one adopts what is in the background; then it wakes."""
+    """The first gateway is silent for so long that a second one adopts what is in the background, and tells it nothing:
+    nobody knows yet that it has woken.
+    """
     world.redis.delete(world.redis_keys.alive("gateway-1"))
     other: Runtime = world.new_runtime("gateway-2")
     await other.start()
@@ -44,7 +46,6 @@ async def taken_by_another(world: Any, response_id: str) -> AsyncIterator[Runtim
         await other.continuity.adopt()
         record = world.redis_keys.response(response_id)
         assert world.redis.hget(record, "gateway") == b"gateway-2"
-        world.redis.set(world.redis_keys.alive("gateway-1"), 1)
         yield other
     finally:
         await other.stop()
