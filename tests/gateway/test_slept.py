@@ -36,9 +36,7 @@ def slowly(world: Any) -> None:
 
 @asynccontextmanager
 async def taken_by_another(world: Any, response_id: str) -> AsyncIterator[Runtime]:
-    """The first gateway is silent for so long that a second one adopts what is in the background, and tells it nothing:
-    nobody knows yet that it has woken.
-    """
+    """The first gateway is silent for so long that a second one adopts what is in the background; then it wakes."""
     world.redis.delete(world.redis_keys.alive("gateway-1"))
     other: Runtime = world.new_runtime("gateway-2")
     await other.start()
@@ -46,6 +44,8 @@ async def taken_by_another(world: Any, response_id: str) -> AsyncIterator[Runtim
         await other.continuity.adopt()
         record = world.redis_keys.response(response_id)
         assert world.redis.hget(record, "gateway") == b"gateway-2"
+        await asyncio.sleep(0.2)  # its own look adopts beside ours, and tells a gateway that it finds alive
+        world.redis.set(world.redis_keys.alive("gateway-1"), 1)
         yield other
     finally:
         await other.stop()
