@@ -144,13 +144,19 @@ def remove(*, actor: str, tenant_id: UUID, member_id: UUID) -> Membership:
     return member
 
 
-def _end_offers_of(member: Membership, role: Role | None) -> None:
-    """Invitations live no longer than what their maker may: who has left, or may do less, hands nobody the way in."""
-    name = get_user_model().objects.values_list("username", flat=True).get(pk=member.user_id)
-    offers = Invitation.objects.filter(tenant_id=member.tenant_id, invited_by=name, ended_at=None)
+def end_offers(*, tenant_id: UUID, maker: str, role: Role | None = None) -> None:
+    """Open invitations live no longer than what their maker may, who has ``role`` now: whoever has left, or may do
+    less, hands nobody the way in. Call in a transaction.
+    """
     may_invite = may(role, Capability.MANAGE_MEMBERS)
     above = [other.value for other in Role if role is None or not (may_invite and covers(role, other))]
-    offers.filter(role__in=above).update(ended_at=timezone.now())
+    offers = Invitation.objects.filter(tenant_id=tenant_id, invited_by=maker, ended_at=None, role__in=above)
+    offers.update(ended_at=timezone.now())
+
+
+def _end_offers_of(member: Membership, role: Role | None) -> None:
+    name = get_user_model().objects.values_list("username", flat=True).get(pk=member.user_id)
+    end_offers(tenant_id=member.tenant_id, maker=name, role=role)
 
 
 def _end(offer: Invitation) -> None:

@@ -23,11 +23,11 @@ from scheduler_engine.policy import (
     snapshot_from_dict,
 )
 from scheduler_engine.policy import PriorityClass as ClassName
-from tenants import api_keys, rights, selectors
+from tenants import api_keys, members, rights, selectors
 from tenants.audit import change_by
 from tenants.checks import checked_by_the_database
 from tenants.isolation import alias
-from tenants.models import ApiKey, Invitation, PolicyVersion, PriorityClass, Project, QuotaPolicy, Tenant
+from tenants.models import ApiKey, PolicyVersion, PriorityClass, Project, QuotaPolicy, Tenant
 from tenants.models.words import one_direction
 from tenants.policy_changes import Change, granted
 from tenants.roles import Role
@@ -179,10 +179,9 @@ def revoke_key(*, actor: str, key_id: UUID) -> bool:
     with change_by(actor):
         changed = ApiKey.objects.filter(id=key_id, revoked_at=None).update(revoked_at=timezone.now(), revoked_by=actor)
         if changed:
-            tenant_id, public_id = ApiKey.objects.values_list("tenant_id", "public_id").get(id=key_id)
-            offers = Invitation.objects.filter(tenant_id=tenant_id, ended_at=None, invited_by__startswith="key:")
-            offers.filter(invited_by__endswith=f" {public_id}").update(ended_at=timezone.now())
-            _tell_key_changed(public_id)
+            key = ApiKey.objects.get(id=key_id)
+            members.end_offers(tenant_id=key.tenant_id, maker=key.actor)
+            _tell_key_changed(key.public_id)
     return bool(changed)
 
 

@@ -15,12 +15,12 @@ from functools import partial
 from gateway.background import Repeated
 from gateway.batches import leases, wishes
 from gateway.batches.driving import Drive, Ending, Means
-from gateway.batches.fates import Fates
 from gateway.batches.leases import Lease
 from gateway.batches.recording import patiently
 from gateway.batches.storage import Storage
 from gateway.batches.window import Window
 from gateway.database_threads import DatabaseThreads
+from gateway.fates import Fates
 from gateway.runtime import Runtime
 from scheduler_engine.policy import PriorityClass
 

@@ -25,10 +25,10 @@ from gateway.auth import Keys as ApiKeys
 from gateway.auth import KeyTable
 from gateway.background import Repeated, waited_out
 from gateway.batches.archive import Archive
-from gateway.batches.fates import Fates
 from gateway.console.switchboard import switchboard
 from gateway.continuity import Continuity
 from gateway.door import Door
+from gateway.fates import Fates
 from gateway.holding import Holding
 from gateway.loads import ages, books
 from gateway.loads import loads as load_source

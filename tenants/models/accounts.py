@@ -108,6 +108,11 @@ class ApiKey(Named):
             models.CheckConstraint(condition=Q(role__in=["", *Role]), name="key_role_known"),
         ]
 
+    @property
+    def actor(self) -> str:
+        """Who has done what is done by this key."""
+        return f"key:{self.name} {self.public_id}"
+
     def __str__(self) -> str:
         return f"{self.name} …{self.last4}"
 

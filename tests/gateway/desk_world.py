@@ -13,6 +13,7 @@ from scheduler_engine.policy import PolicySnapshot, TenantClassPolicy, gpu_class
 from scheduler_engine.policy import PriorityClass as ClassName
 from tenants import services
 from tenants.models import PolicyProposal, QuotaPolicy
+from tests.gateway.people import signed_in
 
 
 def document() -> dict[str, Any]:
@@ -36,9 +37,7 @@ def staff(name: str, *, may_edit: bool = True) -> Client:
     user = User.objects.create_user(name, password="x", is_staff=True)
     if may_edit:
         user.user_permissions.add(Permission.objects.get(codename="change_quotapolicy"))
-    client = Client()
-    client.force_login(user, backend="django.contrib.auth.backends.ModelBackend")
-    return client
+    return signed_in(user)
 
 
 def form_of(client: Client, page: str = "/operator/policy/", **changes: str) -> dict[str, str]:

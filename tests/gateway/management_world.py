@@ -19,6 +19,7 @@ from billing.messages import Reservation, Settlement
 from billing.pricing import Terminal, TokenCounts, TokenPrices
 from tenants import members, services
 from tenants.roles import Capability, Role
+from tests.gateway.people import signed_in
 
 ROOT = "/v1/organization"
 PRICES = {("m", "default"): TokenPrices(prompt=1_000_000, cached=1_000_000, output=2_000_000)}
@@ -142,6 +143,4 @@ def of_owner_and_operator(house: House) -> Client:
     user = house.member.user
     user.is_staff = user.is_superuser = True
     user.save()
-    client = Client()
-    client.force_login(user, backend="django.contrib.auth.backends.ModelBackend")
-    return client
+    return signed_in(user)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
@@ -14,6 +13,7 @@ from billing import statements
 from tenants import members, services
 from tenants.models import Membership
 from tenants.roles import Role
+from tests.gateway.people import person
 
 MADE_ID = "00000000-0000-4000-8000-000000000001"
 
@@ -33,12 +33,7 @@ class House:
         self.invitation, self.token = offer.invitation, offer.token
 
     def person(self, name: str, role: Role | None) -> Client:
-        user = User.objects.create_user(name, f"{name}@aurora.example", "a long enough one")
-        if role is not None:
-            members.add_member(actor="tests", tenant=self.tenant, user=user, email=user.email, role=role)
-        client = Client()
-        client.force_login(user, backend="django.contrib.auth.backends.ModelBackend")
-        return client
+        return person(self.tenant, role, name)
 
     def at(self, page: str) -> str:
         ids = {

@@ -1,132 +1,28 @@
-"""Every limit in one atomic step on a real Valkey: P01, P14, and I1 and I4 of the case list."""
+"""Every limit in one atomic step on a real Valkey: P01, P06, and I1 and I4 of the case list."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import random
-import uuid
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
-from redis.asyncio import Redis
 
-from billing.pricing import TokenPrices
-from gateway.admission import LEASE_MS, Admission, Denied, Grant, Standing, Wish, duration_text, window_id
+from gateway.admission import Denied, Grant, Wish, duration_text, window_id
 from gateway.errors import Reason
 from scheduler_engine.policy import PriorityClass, TenantClassPolicy
-from wire.messages import Released, Reserved
-from wire.redis_bus import RedisGatewayBus, RedisUsageReader
-from wire.redis_keys import Keys
-
-UTC = ZoneInfo("UTC")
-PER_TOKEN = TokenPrices(prompt=1_000_000, cached=1_000_000, output=1_000_000)  # one micro for each token
-START_MS = 1_800_000_000_000
-
-
-class Gate:
-    """An admission on a clock of its own, with looks at what it holds."""
-
-    def __init__(self, url: str, prefix: str) -> None:
-        self.url = url
-        self.keys = Keys(prefix)
-        self.redis = Redis.from_url(url, protocol=2)
-        self._clients = [self.redis]
-        self.now_ms = START_MS
-        self.admission = self.another()
-        self._ids = itertools.count(1)
-
-    def another(self) -> Admission:
-        """The admission of another process: only Redis is shared."""
-        self._clients.append(Redis.from_url(self.url, protocol=2))
-        return Admission(self._clients[-1], self.keys, lambda: self.now_ms)
-
-    async def close(self) -> None:
-        for client in self._clients:
-            await client.aclose()
-
-    def wish(self, prompt: int = 10, max_tokens: int = 10, **limits: Any) -> Wish:
-        quota = TenantClassPolicy(tenant_id="nova", priority_class=PriorityClass.DEFAULT, **limits)
-        return Wish(
-            response_id=f"r{next(self._ids)}",
-            gateway_id="g",
-            worker_id="w",
-            tenant_id="nova",
-            project_id="p",
-            key_id="k",
-            priority_class=PriorityClass.DEFAULT,
-            model="m",
-            source="rest",
-            prompt_tokens=prompt,
-            max_tokens=max_tokens,
-            quota=quota,
-            prices=PER_TOKEN,
-            zone=UTC,
-            policy_version=1,
-            price_version=1,
-        )
-
-    async def admit(self, prompt: int = 10, max_tokens: int = 10, **limits: Any) -> Grant | Denied:
-        return await self.admission.admit(self.wish(prompt, max_tokens, **limits))
-
-    async def renew(self, *grants: Grant, gateway_id: str = "g") -> list[Standing]:
-        return await self.admission.renew(gateway_id, grants)
-
-    async def end(self, grant: Grant) -> None:
-        """The response was refused further on: everything goes back."""
-        bus = RedisGatewayBus(self.url, "g", keys=self.keys)
-        released = Released(response_id=grant.response_id, tenant_id="nova", reason="test")
-        await bus.append_usage(released)
-        await bus.close()
-
-    async def everything(self) -> dict[bytes, object]:
-        """All of this gate's keys with their values."""
-        found: dict[bytes, object] = {}
-        async for key in self.redis.scan_iter(f"{self.keys.prefix}*"):
-            if key.decode() == self.keys.gate_built:
-                continue
-            kind = await self.redis.type(key)
-            match kind:
-                case b"hash":
-                    held = await self.redis.hgetall(key)
-                    held.pop(b"refused_ms", None)  # of a money window: noted, and nothing taken
-                    if held:
-                        found[key] = held
-                case b"zset":
-                    found[key] = await self.redis.zrange(key, 0, -1, withscores=True)
-                case _:
-                    found[key] = await self.redis.xlen(key)
-        return found
-
-    async def money(self) -> tuple[int, int]:
-        """(open, settled)."""
-        async for key in self.redis.scan_iter(f"{self.keys.prefix}money:*"):
-            held = await self.redis.hgetall(key)
-            return int(held.get(b"open", 0)), int(held.get(b"settled", 0))
-        return 0, 0
+from tests.gateway.admission_world import Gate, denied, granted, opened
+from wire.messages import Reserved
+from wire.redis_bus import RedisUsageReader
 
 
 @pytest.fixture
 async def gate(valkey_url: str) -> AsyncIterator[Gate]:
-    gate = Gate(valkey_url, f"admission:{uuid.uuid4().hex}:")
-    await gate.redis.set(gate.keys.gate_built, 1)
-    yield gate
-    async for key in gate.redis.scan_iter(f"{gate.keys.prefix}*"):
-        await gate.redis.delete(key)
-    await gate.close()
-
-
-def granted(outcome: Grant | Denied) -> Grant:
-    assert isinstance(outcome, Grant), outcome
-    return outcome
-
-
-def denied(outcome: Grant | Denied) -> Denied:
-    assert isinstance(outcome, Denied), outcome
-    return outcome
+    async with opened(valkey_url) as gate:
+        yield gate
 
 
 @pytest.mark.parametrize("repetition", range(20))
@@ -295,80 +191,6 @@ async def test_a_budget_is_exhausted_by_calls_that_are_refused_and_by_none_that_
 
 async def test_zero_money_allows_nothing_that_costs(gate: Gate) -> None:
     assert denied(await gate.admit(money_micros=0)).refusal.reason is Reason.MONEY
-
-
-async def test_two_hung_responses_give_their_slots_back_when_nobody_renews_them(gate: Gate) -> None:
-    """P14. The third call is served; with renewal it is not."""
-    hung = [granted(await gate.admit(concurrency=2)) for _ in range(2)]
-    gate.now_ms += LEASE_MS - 1
-    await gate.renew(*hung)
-    gate.now_ms += LEASE_MS - 1
-    denied(await gate.admit(concurrency=2))
-    gate.now_ms += 1
-    granted(await gate.admit(concurrency=2))
-
-
-async def test_a_lease_that_has_ended_is_not_renewed_back_to_life(gate: Gate) -> None:
-    grant = granted(await gate.admit(concurrency=1))
-    await gate.end(grant)
-    await gate.renew(grant)
-    granted(await gate.admit(concurrency=1))
-
-
-async def test_a_lease_that_ran_out_while_nobody_could_renew_it_is_taken_again_while_its_response_goes_on(
-    gate: Gate,
-) -> None:
-    """Its gateway slept, or Redis did: whoever came meanwhile is one more, and nobody else is let in."""
-    slept = granted(await gate.admit(concurrency=1))
-    gate.now_ms += LEASE_MS + 1
-    meanwhile = granted(await gate.admit(concurrency=1))
-    assert await gate.renew(slept) == [Standing.OURS]
-    await gate.end(meanwhile)
-    assert denied(await gate.admit(concurrency=1)).refusal.reason is Reason.CONCURRENCY
-    await gate.end(slept)
-    granted(await gate.admit(concurrency=1))
-
-
-async def test_whoever_renews_learns_what_is_anothers_by_now_and_what_has_ended(
-    gate: Gate, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also where they are more than one call of the script takes, and where the records name no gateway or are gone."""
-    monkeypatch.setattr("gateway.admission.MAX_RENEWED", 2)
-    kept, moved, ended, lost, unnamed, gone = [granted(await gate.admit()) for _ in range(6)]
-    for grant in (moved, lost):
-        await gate.redis.hset(gate.keys.response(grant.response_id), "gateway", "another")
-    await gate.end(ended)
-    await gate.end(lost)
-    await gate.redis.hdel(gate.keys.response(unnamed.response_id), "gateway")
-    await gate.redis.delete(gate.keys.response(gone.response_id))
-    ours, anothers = Standing.OURS, Standing.ANOTHERS
-    found = await gate.renew(kept, moved, ended, lost, unnamed, gone)
-    assert found == [ours, anothers, Standing.ENDED, anothers, ours, ours]
-
-
-async def test_parallel_requests_never_pass_the_concurrency_limit(gate: Gate) -> None:  # P13
-    doors = [gate.another() for _ in range(3)]
-    outcomes = await asyncio.gather(*(doors[i % 3].admit(gate.wish(concurrency=5)) for i in range(60)))
-    assert sum(isinstance(outcome, Grant) for outcome in outcomes) == 5
-
-
-async def test_who_may_wait_is_let_in_over_the_concurrency_limit_and_nobody_passes_it_by(gate: Gate) -> None:
-    """P18. The engine runs no more of them than the limit."""
-    running = granted(await gate.admit(concurrency=1))
-    waiting = granted(await gate.admission.admit(replace(gate.wish(concurrency=1), may_wait=True)))
-    await gate.end(running)
-    assert denied(await gate.admit(concurrency=1)).refusal.reason is Reason.CONCURRENCY
-    await gate.end(waiting)
-    granted(await gate.admit(concurrency=1))
-
-
-async def test_who_may_wait_is_still_held_to_every_other_limit(gate: Gate) -> None:
-    for limits, reason in (
-        ({"concurrency": 0}, Reason.NEVER_WITHIN_LIMIT),
-        ({"concurrency": 1, "money_micros": 5}, Reason.MONEY),
-    ):
-        wish = replace(gate.wish(**limits), may_wait=True)
-        assert denied(await gate.admission.admit(wish)).refusal.reason is reason
 
 
 async def test_another_class_of_the_same_tenant_has_limits_of_its_own(gate: Gate) -> None:

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import User
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
 from django.utils import timezone
 
 from gateway.batches import ids, wishes
 from gateway.batches.models import Batch, StoredFile
-from tenants import members, services
+from tenants import services
 from tenants.roles import Capability, Role, may
+from tests.gateway.people import person
 
 
 def request_line(custom_id: str) -> str:
@@ -39,12 +39,7 @@ class House:
         self.client = self.person(Role.DEVELOPER)
 
     def person(self, role: Role) -> Client:
-        name = f"{role.value}-of-{self.slug}"
-        user = User.objects.create_user(name, f"{name}@example.com", "a long enough one")
-        members.add_member(actor="tests", tenant=self.tenant, user=user, email=user.email, role=role)
-        client = Client()
-        client.force_login(user, backend="django.contrib.auth.backends.ModelBackend")
-        return client
+        return person(self.tenant, role)
 
     def at(self, page: str) -> str:
         return f"/console/{self.slug}/{page}"

@@ -9,16 +9,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import User
-from django.test import Client
 
 from gateway.console.pages.live import stop, under_way
 from gateway.door import new_response_id
 from gateway.loads import loads
 from scheduler_engine.policy import PriorityClass
-from tenants import members, services
+from tenants import services
 from tenants.roles import Capability, Role, may
 from tests.gateway.fake_worker import MODEL
+from tests.gateway.people import person
 from wire.messages import BoardRow
 
 INTERACTIVE, DEFAULT, BATCH = PriorityClass
@@ -50,14 +49,6 @@ def board() -> Iterator[Board]:
     loads.read_from(board.read)
     yield board
     loads.read_from(None)
-
-
-def person(tenant: Any, role: Role) -> Client:
-    user = User.objects.create_user(f"{role.value}-{tenant.slug}", f"{role.value}@example.com", "a long enough one")
-    members.add_member(actor="tests", tenant=tenant, user=user, email=user.email, role=role)
-    client = Client()
-    client.force_login(user, backend="django.contrib.auth.backends.ModelBackend")
-    return client
 
 
 def text_of(answer: Any) -> str:

@@ -8,16 +8,16 @@ from typing import Any
 from zoneinfo import ZoneInfo, available_timezones
 
 import pytest
-from django.contrib.auth.models import User
 from django.test import Client
 
 from billing import services as billing_services
 from billing import statements
 from billing.models import Statement
 from gateway.console.pages import money
-from tenants import members, services
+from tenants import services
 from tenants.models import Tenant
 from tenants.roles import Role
+from tests.gateway.people import person
 
 PAGE = "/console/nova/statements"
 
@@ -31,11 +31,7 @@ def nova(transactional_db: None) -> Tenant:
 @pytest.fixture
 def owner(nova: Tenant, settings: Any) -> Client:
     settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]  # a slow hash is not what is tried
-    user = User.objects.create_user("owner", "owner@nova.example", "a long enough one")
-    members.add_member(actor="tests", tenant=nova, user=user, email=user.email, role=Role.OWNER)
-    client = Client()
-    client.force_login(user, backend="django.contrib.auth.backends.ModelBackend")
-    return client
+    return person(nova, Role.OWNER)
 
 
 def used(nova: Tenant) -> statements.Day:

@@ -12,16 +12,16 @@ import pytest
 import redis
 import websockets
 from asgiref.sync import sync_to_async
-from django.contrib.auth.models import User
 from django.test import Client
 
 from gateway.console import account, tickets
 from scheduler_engine.policy import PriorityClass
-from tenants import members, services
+from tenants import services
 from tenants.models import Membership
 from tenants.roles import Capability, Role, may
 from tests.gateway.conftest import cell
 from tests.gateway.fake_worker import MODEL
+from tests.gateway.people import person
 from wire.messages import ChoiceEnd, EngineCounters, Finished, Rejected, Reserved
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
@@ -36,12 +36,7 @@ class House:
         self.client = self.person("somebody", role)
 
     def person(self, name: str, role: Role | None) -> Client:
-        user = User.objects.create_user(name, f"{name}@aurora.example", "a long enough one")
-        if role is not None:
-            members.add_member(actor="tests", tenant=self.tenant, user=user, email=user.email, role=role)
-        client = Client()
-        client.force_login(user, backend="django.contrib.auth.backends.ModelBackend")
-        return client
+        return person(self.tenant, role, name)
 
     def ask(self, client: Client | None = None, origin: str = "http://testserver", **form: str) -> Any:
         given = {"project": str(self.project.id), **form}

@@ -16,8 +16,8 @@ import pytest
 from gateway.admission import Denied, Limits
 from gateway.asking import Plain
 from gateway.auth import Caller
-from gateway.batches.fates import AnswerLost
 from gateway.errors import Reason, Refusal
+from gateway.fates import AnswerLost
 from gateway.v1 import asks, schemas
 from gateway.v1.once import Once
 from scheduler_engine.policy import PriorityClass

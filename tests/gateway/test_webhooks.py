@@ -14,7 +14,6 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import User
 from django.core.exceptions import ValidationError
 from django.test import Client
 from django.utils import timezone
@@ -25,9 +24,10 @@ from gateway.webhooks import tasks
 from gateway.webhooks.models import EVENTS, Delivery, Endpoint
 from gateway.webhooks.sending import NOT_REACHED, ForbiddenAddress, Outcome, check_url, post
 from gateway.webhooks.signing import secret_of, signature
-from tenants import members, services
+from tenants import services
 from tenants.models import AuditEvent
 from tenants.roles import Capability, Role, may
+from tests.gateway.people import person
 
 URL = "https://aurora.example/hook?a=1"
 
@@ -43,11 +43,7 @@ class House:
         self.endpoint = webhooks.add(actor="tests", tenant=self.tenant, url=URL, events=EVENTS)
 
     def person(self, role: Role) -> Client:
-        user = User.objects.create_user(f"{role.value}-{self.slug}", f"{role.value}@example.com", "a long enough one")
-        members.add_member(actor="tests", tenant=self.tenant, user=user, email=user.email, role=role)
-        client = Client()
-        client.force_login(user, backend="django.contrib.auth.backends.ModelBackend")
-        return client
+        return person(self.tenant, role)
 
     def at(self, page: str) -> str:
         return f"/console/{self.slug}/{page}"

@@ -79,9 +79,7 @@ def test_an_invitation_that_a_key_made_ends_with_the_key(aurora: Any) -> None:
         services.issue_key(actor="ann", project=aurora.project, name="ci", env="test", role=Role.ADMIN) for _ in "ab"
     ]
     first, second = (
-        members.invite(
-            actor=f"key:ci {made.key.public_id}", tenant=aurora.tenant, email=f"{n}@aurora.example", role=Role.ADMIN
-        )
+        members.invite(actor=made.key.actor, tenant=aurora.tenant, email=f"{n}@aurora.example", role=Role.ADMIN)
         for n, made in enumerate(keys)
     )
     services.revoke_key(actor="ann", key_id=keys[0].key.id)

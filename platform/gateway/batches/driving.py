@@ -20,13 +20,13 @@ from gateway.auth import Caller, KeyStoreDown
 from gateway.batches import ids, leases
 from gateway.batches.asking_lines import Reply, ask_line
 from gateway.batches.endpoints import read_line
-from gateway.batches.fates import Answered, AnswerLost, EndedFree, Fates, NeverSeen, UnderWay
 from gateway.batches.leases import Lease, OpenLine
 from gateway.batches.recording import Recorder, patiently
 from gateway.batches.storage import ContentLost, Storage
 from gateway.batches.verdicts import Again, Done, answer_of, not_granted, stop_error, verdict
 from gateway.batches.window import Window
 from gateway.database_threads import DatabaseThreads
+from gateway.fates import Answered, AnswerLost, EndedFree, Fates, NeverSeen, UnderWay
 from gateway.runtime import Runtime
 from scheduler_engine.policy import PriorityClass
 from wire.bus import BusError, FinishedOutput

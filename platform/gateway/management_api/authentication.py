@@ -75,7 +75,7 @@ def principal_of(headers: Iterable[tuple[bytes, bytes]], query_string: bytes) ->
         return _WRONG_KEY
     if key.expires_at is not None and key.expires_at <= now:
         return _WRONG_KEY
-    return Principal(key.tenant_id, key.id, f"key:{key.name} {key.public_id}", Role(key.role))
+    return Principal(key.tenant_id, key.id, key.actor, Role(key.role))
 
 
 class NeedsCapability(BasePermission):

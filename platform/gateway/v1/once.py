@@ -14,9 +14,9 @@ from uuid import UUID, uuid5
 from gateway.admission import Denied
 from gateway.asking import Ask, requested_class
 from gateway.auth import Caller
-from gateway.batches.fates import Answered, AnswerLost, EndedFree, Fate, Fates, NeverSeen, UnderWay
 from gateway.door import Door, Entered, Keep
 from gateway.errors import InvalidRequest, Reason, Refusal
+from gateway.fates import Answered, AnswerLost, EndedFree, Fate, Fates, NeverSeen, UnderWay
 from gateway.policy_feed import PolicyFeed
 from gateway.postgresql import AWAY
 from gateway.shown_again import shown_again

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from django.conf import settings
 from django.core.management import call_command
 from django.db import connections
 from django.utils import timezone
-from openai import OpenAI
+from openai import OpenAI, types
 from pytest_django import DjangoDbBlocker
 
 from gateway import runtime as gateway_runtime
@@ -41,6 +41,7 @@ from wire.redis_bus import RedisUsageReader
 from wire.redis_keys import Keys
 
 MODEL = "simulated"
+CHAT = "/v1/chat/completions"
 
 
 @dataclass(slots=True)
@@ -266,3 +267,11 @@ def owners(platform: Platform, worker: subprocess.Popen[bytes], monkeypatch: pyt
     finally:
         owners.close()
         Batch.objects.all().delete()
+
+
+def create(platform: Platform, lines: Iterable[dict[str, Any]], tenant: str = "bulk", **changes: Any) -> types.Batch:
+    """Bulk's, of a file with these lines."""
+    client = platform.client(tenant)
+    file = client.files.create(file=("in.jsonl", jsonl(*lines)), purpose="batch")
+    wanted: dict[str, Any] = {"endpoint": CHAT, "completion_window": "24h", **changes}
+    return client.batches.create(input_file_id=file.id, **wanted)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
 import openai
 import pytest
-import redis
-from django.conf import settings
 from django.utils import timezone
 from openai.types import Batch
 
@@ -22,17 +20,9 @@ from gateway.batches.models import Batch as BatchRow
 from gateway.batches.models import Line
 from tenants import selectors, services
 from tenants.models import Project, QuotaPolicy
-from tests.gateway.batches.conftest import MODEL, Owners, Platform, jsonl, request_line, until, uuid_of
+from tests.gateway.batches.conftest import MODEL, Owners, Platform, create, request_line, until, uuid_of
 
-CHAT = "/v1/chat/completions"
 LONG: dict[str, Any] = {"max_completion_tokens": 2_000, "ignore_eos": True}
-
-
-def create(platform: Platform, lines: Iterable[dict[str, Any]], tenant: str = "bulk", **changes: Any) -> Batch:
-    client = platform.client(tenant)
-    file = client.files.create(file=("in.jsonl", jsonl(*lines)), purpose="batch")
-    wanted: dict[str, Any] = {"endpoint": CHAT, "completion_window": "24h", **changes}
-    return client.batches.create(input_file_id=file.id, **wanted)
 
 
 def wait(platform: Platform, batch: Batch, *statuses: str, tenant: str = "bulk", timeout_s: float = 90.0) -> Batch:
@@ -330,32 +320,6 @@ def test_another_owner_goes_on_where_one_left_off_and_no_line_is_computed_twice(
     assert sum(one.output_tokens for one in of_this_batch) == ended.usage.output_tokens == 100 * len(lines)
 
 
-@pytest.mark.parametrize(
-    ("changes", "param"),
-    [
-        ({"endpoint": "/v1/embeddings"}, "endpoint"),
-        ({"completion_window": "1h"}, "completion_window"),
-        ({"metadata": {str(n): "x" for n in range(17)}}, "metadata"),
-        ({"metadata": {"a": "b\0"}}, "metadata"),
-        ({"metadata": {"a": "b" * 513}}, "metadata[...]"),
-        ({"output_expires_after": {"anchor": "created_at", "seconds": 60}}, "output_expires_after.seconds"),
-        ({"extra_body": {"colour": "red"}}, "colour"),
-    ],
-)
-def test_a_batch_that_is_asked_for_wrongly_names_its_field(
-    platform: Platform, changes: dict[str, Any], param: str
-) -> None:
-    with pytest.raises(openai.BadRequestError) as refused:
-        create(platform, [request_line("a")], **changes)
-    assert refused.value.param == param
-
-
-def test_a_name_in_the_metadata_that_is_too_long_is_told_with_the_field_and_the_bound(platform: Platform) -> None:
-    with pytest.raises(openai.BadRequestError, match=r"Invalid 'metadata': a name in it: .* length <= 64") as refused:
-        create(platform, [request_line("a")], metadata={"k" * 65: "v"})
-    assert (refused.value.param, refused.value.code) == ("metadata", "invalid_value")
-
-
 def test_an_output_file_may_be_given_a_shorter_life(platform: Platform, owners: Owners) -> None:
     lifetime = {"anchor": "created_at", "seconds": 3_600}
     made = create(platform, [request_line("a")], output_expires_after=lifetime)
@@ -387,20 +351,3 @@ def test_a_line_is_counted_and_charged_like_the_same_request_alone(
 def _arguments(body: dict[str, Any]) -> dict[str, Any]:
     own = {name: value for name, value in body.items() if name != "ignore_eos"}
     return {**own, "service_tier": "flex", "extra_body": {"ignore_eos": body["ignore_eos"]}}
-
-
-def test_a_batch_whose_gateway_died_before_it_kept_the_answer_is_made_once_under_its_key(platform: Platform) -> None:
-    """Whoever sends it again, when the key's lease is over, is shown the batch of the first time."""
-    client = platform.client("bulk")
-    file = client.files.create(file=("in.jsonl", jsonl(request_line("a"))), purpose="batch")
-    wanted: dict[str, Any] = {"input_file_id": file.id, "endpoint": CHAT, "completion_window": "24h"}
-    keyed = {"Idempotency-Key": f"made once {file.id}"}
-    made = client.batches.create(**wanted, extra_headers=keyed)
-    with redis.Redis.from_url(settings.REDIS_URL) as gate_keeper:
-        (name,) = gate_keeper.scan_iter(f"{settings.RUBATO_REDIS_PREFIX}idempotency:*")
-        while not gate_keeper.hdel(name, "status", "headers", "body"):
-            time.sleep(0.01)
-        gate_keeper.hset(name, mapping={"owner": "dead", "until_ms": 0})
-    again = client.batches.create(**wanted, extra_headers=keyed)
-    assert again.id == made.id
-    assert BatchRow.objects.filter(input_file_id=uuid_of(file.id)).count() == 1

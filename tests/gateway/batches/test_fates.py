@@ -11,9 +11,9 @@ from uuid import uuid4
 
 from gateway.auth import Caller
 from gateway.batches.asking_lines import ask_line
-from gateway.batches.fates import Answered, AnswerLost, EndedFree, Fate, Fates, NeverSeen, UnderWay
 from gateway.batches.services import Owner
 from gateway.database_threads import DatabaseThreads
+from gateway.fates import Answered, AnswerLost, EndedFree, Fate, Fates, NeverSeen, UnderWay
 from gateway.runtime import Runtime
 from scheduler_engine.policy import PriorityClass
 from tests.gateway.batches.conftest import owner_of, request_line
