@@ -106,7 +106,9 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
 
 
 class SiteThread:
-    """Granian in a thread with a loop of its own, on a free port of the loopback. Always: stopped when the test is."""
+    """Granian in a thread with a loop of its own, on a free port of the loopback. Always: stopped when the test is,
+    after what it had begun: a view outlives the reader who left, and Django leaves the body's file open when cut short.
+    """
 
     def __init__(self) -> None:
         with socket.socket() as free:
@@ -122,6 +124,8 @@ class SiteThread:
             ProtocolTypeRouter(routes), port=self.port, interface=Interfaces.ASGINL, log_enabled=False
         )
         await self._server.serve()
+        if begun := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(begun, timeout=5)
 
     def start(self) -> None:
         self._thread.start()

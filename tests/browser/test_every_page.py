@@ -280,11 +280,10 @@ def test_two_admins_in_conflict_see_each_others_edit(page: Page, browser: Browse
     row = other.get_by_role("region", name="Other edits of the same").get_by_role("row").last
     expect(row).to_contain_text("Aurora, batch")
     expect(row).to_contain_text("ops, ")
-    for one in (page, other):
+    for one, told in ((page, "In force: version"), (other, "Somebody has edited the same since")):
         one.get_by_label("Why", exact=True).fill("they asked")
         one.get_by_role("button", name="Put it in force").click()
-    expect(page.get_by_text("In force: version")).to_be_visible()
-    expect(other.get_by_text("Somebody has edited the same since")).to_be_visible()
+        expect(one.get_by_text(told)).to_be_visible()
     row = other.get_by_role("alert").get_by_role("row").last
     expect(row.get_by_role("cell")).to_have_text(["weight", "7", "9"])
     other.context.close()
