@@ -18,7 +18,7 @@ from django.core.asgi import get_asgi_application
 from django.test import Client
 from granian.constants import Interfaces
 from granian.server.embed import Server
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, expect, sync_playwright
 from pytest_django import DjangoDbBlocker
 
 from gateway.celery import app as celery_app
@@ -29,6 +29,8 @@ from gateway.loads import loads
 from tests.browser.product import Product, running
 from tests.loads import quiet_load
 from wire.messages import LoadSnapshot
+
+expect.set_options(timeout=30_000)  # a page may be late on a busy machine; what must be quick is measured where it is
 
 IDLE = quiet_load(
     model="smollm2-135m-instruct",

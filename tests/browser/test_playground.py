@@ -167,10 +167,10 @@ def test_stop_ends_it_in_the_engine_and_keeps_what_was_said(owner: Page, product
 def test_a_reload_in_the_middle_shows_the_whole_answer_once(owner: Page, product: Product) -> None:  # P67
     product.worker.script.answer, product.worker.step_s = LETTERS, 0.01
     send(owner, "The alphabet, please")
-    expect(owner.locator("#answer")).to_have_text(re.compile("^[a-z]{50,}$"), timeout=20_000)
+    expect(owner.locator("#answer")).to_have_text(re.compile("^[a-z]{50,}$"))
     owner.reload()
 
-    expect(owner.get_by_role("status")).to_contain_text("Complete", timeout=30_000)
+    expect(owner.get_by_role("status")).to_contain_text("Complete")
     assert answer(owner) == LETTERS.decode()
     expect(owner.get_by_label("Prompt")).to_have_value("The alphabet, please")
     assert len(product.worker.submits) == 1
@@ -190,7 +190,7 @@ def test_a_half_open_socket_is_noticed_and_the_answer_goes_on_where_it_was(owner
     owner.clock.fast_forward(13_000)
     owner.clock.fast_forward(1_000)
 
-    expect(owner.get_by_role("status")).to_contain_text("Complete", timeout=30_000)
+    expect(owner.get_by_role("status")).to_contain_text("Complete")
     assert owner.evaluate("window.sockets") == 2
     assert 20 < before < 150
     assert answer(owner) == LETTERS.decode()
@@ -210,7 +210,7 @@ def test_a_network_that_goes_away_costs_a_pause_and_no_token(browser: Browser, p
         before = len(answer(page))
         cable.mend()
         page.evaluate("window.dispatchEvent(new Event('online'))")
-        expect(page.get_by_role("status")).to_contain_text("Complete", timeout=30_000)
+        expect(page.get_by_role("status")).to_contain_text("Complete")
         assert 20 < before < 150
         assert answer(page) == LETTERS.decode()
         assert len(product.worker.submits) == 1
@@ -246,7 +246,7 @@ def test_four_hundred_tokens_a_second_are_drawn_once_a_frame(owner: Page, produc
     )
     owner.get_by_label("Max tokens").fill("2000")
     owner.get_by_role("button", name="Send").click()
-    expect(owner.get_by_role("status")).to_have_text("Complete: 600 tokens.", timeout=30_000)
+    expect(owner.get_by_role("status")).to_have_text("Complete: 600 tokens.")
     draws, frames = owner.evaluate("[window.draws, window.frames]")
     assert 1 < draws <= frames + 1
     assert draws < 600 / 2
