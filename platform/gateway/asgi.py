@@ -21,6 +21,7 @@ from django.urls import path, re_path
 django_handler = get_asgi_application()  # before anything that imports models
 
 from gateway import metrics, runtime, v1
+from gateway.client_address import behind_proxies
 from gateway.console.routing import websocket_urlpatterns
 from gateway.errors import Reason, Refusal
 from gateway.stop_signals import told_of_stop_signals
@@ -88,7 +89,7 @@ async def application(scope: Scope, receive: Receive, send: Send) -> None:
     if scope["type"] == "lifespan":
         await _lifespan(receive, send)
     else:
-        await router(scope, receive, send)
+        await router(behind_proxies(scope, settings.RUBATO_TRUSTED_PROXIES), receive, send)
 
 
 async def _lifespan(receive: Receive, send: Send) -> None:

@@ -151,6 +151,7 @@ RUBATO_DEMO_MODEL_PATH = BASE_DIR / ".models" / "SmolLM2-135M-Instruct.Q4_1.gguf
 RUBATO_METRICS_TOKEN = os.environ.get("RUBATO_METRICS_TOKEN", "")  # who brings it reads tenants' series on /metrics too
 RUBATO_REDIS_PREFIX = os.environ.get("RUBATO_REDIS_PREFIX", "rubato:")
 RUBATO_BODY_LIMIT_BYTES = int(os.environ.get("RUBATO_BODY_LIMIT_BYTES", 1_048_576))
+RUBATO_TRUSTED_PROXIES = int(os.environ.get("RUBATO_TRUSTED_PROXIES") or 0)  # in front, each of which every call passes
 RUBATO_FILES_DIR = os.environ.get("RUBATO_FILES_DIR") or str(DATA_DIR / "files")
 RUBATO_FILE_LIMIT_BYTES = int(os.environ.get("RUBATO_FILE_LIMIT_BYTES", 200 * 1_048_576))
 RUBATO_TENANT_FILES_BYTES = int(os.environ.get("RUBATO_TENANT_FILES_BYTES", 10 * 1_073_741_824))
