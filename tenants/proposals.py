@@ -2,7 +2,8 @@
 policy is one of them.
 
 An edit is carried over to whatever policy is in force when it is due; where somebody has edited the same field
-since, or where at its moment it does not fit, it ends as a conflict and changes nothing. Every act on an edit is one
+since, or where at its moment it does not fit, it ends as a conflict and changes nothing. Where nobody answers for it
+any more at its moment, it is refused: who approved it does, or else who made it. Every act on an edit is one
 transaction: what is refused has changed nothing.
 """
 
@@ -23,7 +24,7 @@ from django.utils import timezone
 from django.utils.module_loading import import_string
 
 from scheduler_engine.policy import ClassPolicy, PolicyError, PolicySnapshot, TenantClassPolicy, snapshot_from_dict
-from tenants import selectors, services
+from tenants import operators, selectors, services
 from tenants.audit import change_by
 from tenants.models import PolicyProposal, PolicyVersion, Tenant
 from tenants.models.words import one_direction
@@ -33,12 +34,15 @@ _log = logging.getLogger(__name__)
 
 WAITING = PolicyProposal.State.WAITING
 OPEN = (PolicyProposal.State.DRAFT, WAITING)  # may still come into force
+NOT_MADE = (PolicyProposal.State.CONFLICT, PolicyProposal.State.REFUSED)  # ended by themselves; changed nothing
+_PLATFORM = "the platform"  # the actor where nobody's deed is meant; no user can be called so
 _BECAME = {
     PolicyProposal.State.DRAFT: "has not been sent off yet",
     PolicyProposal.State.WAITING: "has been sent off already",
     PolicyProposal.State.APPLIED: "has come into force already: {outcome}",
     PolicyProposal.State.WITHDRAWN: "has been withdrawn already, {outcome}",
     PolicyProposal.State.CONFLICT: "cannot come into force any more: {outcome}",
+    PolicyProposal.State.REFUSED: "was refused at its moment: {outcome}",
 }
 MOST_OTHERS = 20  # open edits that a page is compared with: each is a whole policy
 
@@ -109,7 +113,8 @@ def send_off(*, actor: str, proposal_id: UUID, reason: str, effective_from: date
 
 
 def release(*, actor: str, proposal_id: UUID) -> PolicyProposal:
-    """Puts in force, when it is due, what was sent off for an approval that nobody asks for any more.
+    """Puts in force, when it is due, what was sent off for an approval that nobody asks for any more. Whoever does so
+    with another's edit has approved it.
 
     Raises ValidationError where one is asked for, for what waits for none, and where it is due and does not fit.
     """
@@ -119,7 +124,8 @@ def release(*, actor: str, proposal_id: UUID) -> PolicyProposal:
         if settings.RUBATO_POLICY_NEEDS_APPROVAL or not lacks_approval(proposal):
             raise ValidationError("this edit waits for a second person, or for its moment")
         proposal.needs_approval = False
-        proposal.save(update_fields=["needs_approval"])
+        proposal.approved_by = "" if actor == proposal.created_by else actor
+        proposal.save(update_fields=["needs_approval", "approved_by"])
         _apply_if_due(proposal)
     return proposal
 
@@ -151,7 +157,7 @@ def approve(*, actor: str, proposal_id: UUID) -> PolicyProposal:
 
 
 def withdraw(*, actor: str, proposal_id: UUID) -> PolicyProposal:
-    """It never comes into force; one that ended as a conflict is out of sight then. Raises ValidationError for one that
+    """It never comes into force; one that ended by itself is out of sight then. Raises ValidationError for one that
     has come into force or was withdrawn before.
     """
     with _opened(actor, proposal_id) as proposal:
@@ -197,6 +203,15 @@ def misfit(proposal: PolicyProposal) -> str:
     except ValidationError as refusal:
         return " ".join(refusal.messages)
     return ""
+
+
+def unanswered(proposal: PolicyProposal) -> str:
+    """Why nobody answers for it any more; "" where somebody does. Who approved it does, or else who made it: they are
+    an operator and hold the rights that it asks for.
+    """
+    who, deed = (proposal.approved_by, "approved") if proposal.approved_by else (proposal.created_by, "made")
+    lack = operators.lack(who, operators.needed_for(what_it_does(proposal)[0], of_prices(proposal)))
+    return lack and f"{who}, who {deed} it, {lack}"
 
 
 def of_the_same_fields(proposal: PolicyProposal) -> list[tuple[PolicyProposal, Change]]:
@@ -253,12 +268,18 @@ def _end(proposal: PolicyProposal, state: PolicyProposal.State, outcome: str) ->
 
 
 def _apply_or_end(actor: str, proposal_id: UUID) -> PolicyProposal:
-    """One that cannot be made ends as a conflict, by a fault of ours too. Raises only where the database is away."""
+    """One that nobody answers for is refused; one that cannot be made, by a fault of ours too, ends as a conflict.
+    Raises only where the database is away.
+    """
     with _opened(actor, proposal_id) as proposal:
         if proposal.state != WAITING:
             return proposal
         try:
-            _apply(proposal)
+            if lack := unanswered(proposal):
+                with change_by(_PLATFORM, lack):
+                    _end(proposal, PolicyProposal.State.REFUSED, f"nobody answers for it any more: {lack}")
+            else:
+                _apply(proposal)
         except ValidationError as refusal:
             said = f"it does not fit what is in force: {' '.join(refusal.messages)}"
             _end(proposal, PolicyProposal.State.CONFLICT, said)

@@ -14,7 +14,7 @@ from tenants.bounds import BoundedRow
 from tenants.models.accounts import Tenant
 from tenants.models.words import CLASS_CHOICES, CLASS_LABELS
 
-PROPOSAL_STATES = ["draft", "waiting", "applied", "withdrawn", "conflict"]
+PROPOSAL_STATES = ["draft", "waiting", "applied", "withdrawn", "conflict", "refused"]
 MAX_TOKENS_DEFAULT = 512
 DEFAULT_ABOVE_CAP = "default max tokens must not lie above max tokens cap"
 NOT_LOWER = "overflow goes to a lower class, or nowhere"
@@ -245,6 +245,7 @@ class PolicyProposal(models.Model):
         APPLIED = "applied", "applied"
         WITHDRAWN = "withdrawn", "withdrawn"
         CONFLICT = "conflict", "conflict"
+        REFUSED = "refused", "refused"
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     document = models.JSONField()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from django.contrib.auth.models import User
 from django.utils import timezone
 
 from tenants import proposals, selectors
@@ -45,6 +46,23 @@ def test_an_edit_that_is_to_come_and_does_not_fit_says_what_will_become_of_it_an
     for page in (page_of(house, proposal), house.alice.get("/operator/policy/history").content.decode()):
         assert f"it does not fit what is in force: classes: {TOO_MUCH}" in page
     assert selectors.live_snapshot(0).classes[2].floor_percent == 5
+
+
+def test_an_edit_that_nobody_answers_for_says_so_before_its_moment_and_after(house: Any) -> None:
+    proposal = drafted(house.alice, default__weight="7")
+    act(house.alice, proposal, action="send", effective_from="2100-01-01T00:00")
+    assert "Nobody answers" not in page_of(house, proposal)
+    User.objects.filter(username="alice").update(is_active=False)
+    place, said = f"/operator/policy/edits/{proposal.id}", "alice, who made it, has been switched off"
+    assert f"Nobody answers for this edit any more: {said}. If" in house.bob.get(place).content.decode()
+    proposals.apply_due(timezone.now().replace(year=2101))
+    page = house.bob.get(place).content.decode()
+    assert '<span class="role">refused</span>' in page
+    assert f"It is not in force: nobody answers for it any more: {said}." in page
+    assert said in house.bob.get("/operator/policy/history").content.decode()
+    assert weight() == 1
+    act(house.bob, proposal, action="withdraw")
+    assert said not in house.bob.get("/operator/policy/history").content.decode()
 
 
 @pytest.mark.parametrize("action", ["send", "approve", "release", "withdraw"])

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from django.contrib.auth.models import Permission, User
 
 from tenants import services
 from tenants.models import Project, Tenant
@@ -77,3 +78,13 @@ def aurora(db: None) -> Account:
 @pytest.fixture
 def stranger(db: None) -> Account:
     return make_account("stranger")
+
+
+@pytest.fixture
+def operators(db: None) -> dict[str, User]:
+    """Ann, Bob and Carl, who may change quotas and prices."""
+    rights = Permission.objects.filter(codename__in=["change_quotapolicy", "change_price"])
+    found = {name: User.objects.create_user(name, is_staff=True) for name in ("ann", "bob", "carl")}
+    for user in found.values():
+        user.user_permissions.set(rights)
+    return found

@@ -17,6 +17,8 @@ from tenants.policy_changes import Change, Conflict, carried_over, conflicts, di
 
 SOON = timedelta(hours=1)
 
+pytestmark = pytest.mark.usefixtures("operators")
+
 
 def now_in_force() -> selectors.StoredPolicy:
     found = selectors.current_policy()

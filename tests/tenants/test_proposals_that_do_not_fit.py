@@ -18,6 +18,8 @@ from tenants.models import AuditEvent, PolicyProposal, QuotaPolicy
 
 SOON = timedelta(hours=1)
 
+pytestmark = pytest.mark.usefixtures("operators")
+
 
 @dataclass(frozen=True)
 class Pair:

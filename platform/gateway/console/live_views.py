@@ -21,10 +21,10 @@ from django.views.decorators.http import require_POST, require_safe
 from gateway.console import board_csv
 from gateway.console.consumers import LiveConsumer
 from gateway.console.switchboard import switchboard
-from gateway.desk.rights import MAY_EDIT_POLICY
 from gateway.loads import loads
 from scheduler_engine.policy import PriorityClass
 from tenants.models import Tenant
+from tenants.operators import MAY_EDIT_POLICY
 from wire.bus import BusError
 from wire.messages import Explained, LoadSnapshot
 

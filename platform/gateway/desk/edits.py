@@ -20,14 +20,15 @@ from gateway.desk.named import Named, named, names_of_tenants, policy_in_force
 from gateway.desk.preview import Previews
 from gateway.desk.price_table import price_preview, told
 from gateway.desk.replaying import FEW_MINUTES, HOUR
-from gateway.desk.rights import MAY_EDIT_POLICY, MAY_EDIT_PRICES, needed_for, operator, reason_of
+from gateway.desk.rights import operator, reason_of
 from gateway.desk.telling import telling
 from tenants import proposals, selectors
 from tenants.models import PolicyProposal
+from tenants.operators import MAY_EDIT_POLICY, MAY_EDIT_PRICES, needed_for
 from tenants.policy_changes import Change, Document, carried_over, followed, in_words, places
 
 _OPEN = proposals.OPEN
-_UNDONE = (*_OPEN, PolicyProposal.State.CONFLICT)  # still to be made, by this edit or by another in its place
+_UNDONE = (*_OPEN, *proposals.NOT_MADE)  # still to be made, by this edit or by another in its place
 
 
 @operator(MAY_EDIT_POLICY, MAY_EDIT_PRICES)
@@ -58,6 +59,7 @@ def _page(request: HttpRequest, found: PolicyProposal) -> HttpResponse:
         "changes": [named(change, names) for change in edit],
         "conflicts": [named(one, names) for one in refusals] if found.state in _UNDONE else [],
         "misfit": proposals.misfit(found) if is_open and not refusals else "",
+        "unanswered": _unanswered(found),
         "others": _others(found, names) if found.state in _UNDONE else [],
         "price_changes": told(prices),
         "prices": price_preview(prices) if is_open else None,
@@ -141,6 +143,12 @@ def _tell(request: HttpRequest, found: PolicyProposal) -> None:
         case _:
             what = "somebody else's approval" if proposals.lacks_approval(found) else "its moment"
             messages.success(request, f"The edit waits for {what}.")
+
+
+def _unanswered(found: PolicyProposal) -> str:
+    """Of one that comes into force by itself."""
+    waits = found.state == proposals.WAITING and not proposals.lacks_approval(found)
+    return proposals.unanswered(found) if waits else ""
 
 
 def _others(found: PolicyProposal, names: Mapping[str, str]) -> list[tuple[PolicyProposal, Named]]:

@@ -17,9 +17,10 @@ from billing.lines import PriceKey
 from billing.models import LARGEST_PRICE_MICROS
 from billing.pricing import TokenKind, TokenPrices
 from gateway.desk.forms import RANKS, Box, number
-from gateway.desk.rights import MAY_EDIT_PRICES, operator
+from gateway.desk.rights import operator
 from tenants import proposals
 from tenants import selectors as policies
+from tenants.operators import MAY_EDIT_PRICES
 
 KINDS = [kind.value for kind in TokenKind]
 

@@ -1,9 +1,9 @@
-"""Who may do what at the policy desk: one right is for the policy, one for prices. Knows no page."""
+"""The policy desk's door: who may open its pages, and the reason that comes with a form. Knows no page."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from django.contrib.admin.views.decorators import staff_member_required
@@ -12,10 +12,6 @@ from django.http import HttpRequest, HttpResponse
 from django.views.decorators.cache import never_cache
 
 from tenants import audit
-from tenants.policy_changes import Change
-
-MAY_EDIT_POLICY = "tenants.change_quotapolicy"
-MAY_EDIT_PRICES = "billing.change_price"
 
 View = Callable[..., HttpResponse]
 
@@ -33,12 +29,6 @@ def operator(*rights: str) -> Callable[[View], View]:
         return never_cache(staff_member_required(inside))
 
     return guarded
-
-
-def needed_for(edit: Sequence[Change], prices: Sequence[Change]) -> dict[str, str]:
-    """The rights that an edit of these changes asks for, each with the word for what it is about."""
-    needed = {MAY_EDIT_POLICY: "quotas"} if edit or not prices else {}
-    return needed | ({MAY_EDIT_PRICES: "prices"} if prices else {})
 
 
 def reason_of(request: HttpRequest) -> str:

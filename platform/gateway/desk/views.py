@@ -15,10 +15,11 @@ from django.views.decorators.http import require_POST
 
 from gateway.desk import forms, price_table
 from gateway.desk.named import named, names_of_tenants, policy_in_force
-from gateway.desk.rights import MAY_EDIT_POLICY, MAY_EDIT_PRICES, operator, reason_of
+from gateway.desk.rights import operator, reason_of
 from gateway.desk.telling import telling
 from tenants import proposals, selectors, services
 from tenants.models import PolicyProposal, PolicyVersion, PriorityClass, QuotaPolicy, Tenant
+from tenants.operators import MAY_EDIT_POLICY, MAY_EDIT_PRICES
 from tenants.policy_changes import Change, diff, in_words, places
 
 TENANTS_A_PAGE = 20
@@ -76,7 +77,7 @@ def history(request: HttpRequest) -> HttpResponse:
     """Versions and waiting edits, newest first; with ``?all=`` also versions that only brought a new tenant.
     ``?before=`` a version goes on where a page ended.
     """
-    open_states = [PolicyProposal.State.WAITING, PolicyProposal.State.DRAFT, PolicyProposal.State.CONFLICT]
+    states = (*proposals.OPEN, *proposals.NOT_MADE)
     versions = PolicyVersion.objects.defer("document")
     newest = versions.first()
     if not (is_all := "all" in request.GET):
@@ -88,7 +89,7 @@ def history(request: HttpRequest) -> HttpResponse:
         "versions": found[:VERSIONS_A_PAGE],
         "older": found[VERSIONS_A_PAGE - 1].version if len(found) > VERSIONS_A_PAGE else None,
         "is_all": is_all,
-        "waiting": PolicyProposal.objects.defer("document").filter(state__in=open_states)[:VERSIONS_A_PAGE],
+        "waiting": PolicyProposal.objects.defer("document").filter(state__in=states)[:VERSIONS_A_PAGE],
         "current": newest.version if newest else 0,
     }
     return render(request, "operator/policy/history.html", context)
