@@ -47,6 +47,14 @@ ROUTES = [
     ("GET", "statements", Capability.SEE_MONEY),
     ("GET", "statements/{statement}", Capability.SEE_MONEY),
 ]
+BODIES: dict[tuple[str, str], Any] = {
+    ("POST", "projects"): {"name": "a second one"},
+    ("POST", "projects/{project}"): {"name": "main", "default_class": "batch"},
+    ("POST", "projects/{project}/api_keys"): {"name": "ci", "role": "auditor"},
+    ("POST", "api_keys/{key}/rotate"): {"grace_seconds": 60},
+    ("POST", "users/{member}"): {"role": "admin"},
+    ("POST", "invites"): {"email": "new@aurora.example", "role": "billing"},
+}
 NAMED = [(method, route) for method, route, _ in ROUTES if "{" in route]
 
 

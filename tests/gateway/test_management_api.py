@@ -13,7 +13,7 @@ from gateway import metrics
 from tenants import services
 from tenants.models import ApiKey, AuditEvent, Invitation, Membership, Project
 from tenants.roles import Role, may
-from tests.gateway.management_world import NAMED, ROOT, ROUTES, House, as_owner, call, error, open_houses, whole
+from tests.gateway.management_world import BODIES, NAMED, ROOT, ROUTES, House, as_owner, call, error, open_houses, whole
 
 
 @pytest.fixture
@@ -170,6 +170,26 @@ def test_no_route_leaves_out_a_parameter_in_silence(aurora: House, method: str, 
     assert (answer.status_code, refused["code"], refused["param"]) == (400, "unknown_parameter", "surprise")
     after = Project.objects.count(), ApiKey.objects.filter(revoked_at=None).count(), Membership.objects.count()
     assert after == (before[0], before[1] + 1, before[2])  # the owner's key itself
+
+
+@pytest.mark.parametrize(("method", "route"), [(method, route) for method, route, _ in ROUTES if method != "GET"])
+def test_no_writing_route_leaves_out_an_idempotency_key_in_silence(aurora: House, method: str, route: str) -> None:
+    """A retry that believes itself guarded makes a second key, or rotates the first answer's secret away."""
+    body = BODIES.get((method, route))
+    text, asked = aurora.management_key(Role.OWNER), route.format(**aurora.ids())
+    before = AuditEvent.objects.count()
+    answer = call(text, method, asked, body, {"Idempotency-Key": "k1"})
+    refused = error(answer)
+    assert (answer.status_code, refused["code"]) == (400, "unsupported_parameter")
+    assert refused["param"] == "Idempotency-Key"
+    assert len(refused["message"].split(". ")) == 3  # what, where, and what a retry meets
+    assert AuditEvent.objects.count() == before
+    assert call(text, method, asked, body).status_code in (200, 201)
+
+
+def test_a_reading_route_has_nothing_that_an_idempotency_key_would_guard(aurora: House) -> None:
+    text = aurora.management_key(Role.OWNER)
+    assert call(text, "GET", "projects", headers={"Idempotency-Key": "k1"}).status_code == 200
 
 
 @pytest.mark.parametrize(

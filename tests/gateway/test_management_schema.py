@@ -24,18 +24,10 @@ from billing import services as billing_services
 from gateway import asgi
 from tenants.roles import Role
 from tests.gateway.conftest import serving
-from tests.gateway.management_world import PRICES, ROOT, ROUTES, House, as_owner
+from tests.gateway.management_world import BODIES, PRICES, ROOT, ROUTES, House, as_owner
 
 SECONDS = float(os.environ.get("FUZZ_S", 120))
 EXAMPLES = 5  # of one operation in one turn
-BODIES: dict[tuple[str, str], Any] = {
-    ("POST", "projects"): {"name": "a second one"},
-    ("POST", "projects/{project}"): {"name": "main", "default_class": "batch"},
-    ("POST", "projects/{project}/api_keys"): {"name": "ci", "role": "auditor"},
-    ("POST", "api_keys/{key}/rotate"): {"grace_seconds": 60},
-    ("POST", "users/{member}"): {"role": "admin"},
-    ("POST", "invites"): {"email": "new@aurora.example", "role": "billing"},
-}
 OBJECTS = {"project": "project_id", "key": "key_id", "member": "member_id", "invite": "invitation_id"}
 
 

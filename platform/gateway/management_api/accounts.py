@@ -79,6 +79,7 @@ def read(kind: type[Strict], request: Request) -> dict[str, Any]:
 
 class Projects(View):
     needs = {"GET": SEE, "POST": PROJECTS}
+    sent_again = "A second project of one name is refused."
 
     @answers(listing(ProjectShape), asks=PAGED)
     def get(self, request: Request) -> Response:
@@ -115,6 +116,7 @@ class OneProject(View):
 
 class Keys(View):
     needs = {"GET": SEE, "POST": KEYS}
+    sent_again = "Each call makes a key: look through the project's keys before you send it again."
 
     @answers(listing(KeyShape), asks=PAGED)
     def get(self, request: Request, project_id: UUID) -> Response:
@@ -152,6 +154,7 @@ class OneKey(View):
 
 class RotateKey(View):
     needs = {"POST": KEYS}
+    sent_again = "Look at the key's rotated_at before you send it again."
 
     @answers(NewKeyShape, body=RotateIn)
     def post(self, request: Request, key_id: UUID) -> Response:
@@ -196,6 +199,7 @@ class OneMember(View):
 
 class Invitations(View):
     needs = {"GET": SEE_PEOPLE, "POST": PEOPLE}
+    sent_again = "A new invitation takes back the open one to the same address."
 
     @answers(listing(InvitationShape), asks=PAGED)
     def get(self, request: Request) -> Response:

@@ -31,6 +31,7 @@ _TYPES = {
 _WORDS = {  # what DRF calls a wrong field -> how its message begins, and its code
     "required": ("Missing required parameter: {!r}.", "missing_required_parameter"),
     "unknown": ("Unknown parameter: {!r}.", "unknown_parameter"),
+    "unsupported": ("{!r} is not supported here.", "unsupported_parameter"),
 }
 _NOT_FOUND = "There is no such object."
 

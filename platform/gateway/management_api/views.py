@@ -24,7 +24,9 @@ from tenants.roles import Capability
 
 MOST = 100
 LISTS = frozenset({"group_by", "project_ids", "api_key_ids", "models", "service_tiers"})  # may come several times
+SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _REASON = "X-Audit-Reason"
+_ONCE = "Idempotency-Key"
 
 
 class View(APIView):
@@ -36,6 +38,7 @@ class View(APIView):
     renderer_classes = (JSONRenderer,)
     needs: ClassVar[dict[str, Capability]] = {}
     elsewhere: ClassVar[dict[str, str]] = {}  # a parameter of the query that is looked for here -> where it is taken
+    sent_again: ClassVar[str] = "Sent again, this call changes nothing more."  # what a retry of a writing call meets
 
     def dispatch(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         self.request_id = request.request_id
@@ -47,6 +50,7 @@ class View(APIView):
         handler = getattr(self, name, None)
         if handler is not None:
             self._refuse_unknown(request, asks_of(handler))
+            self._refuse_idempotency_key(request)
             setattr(self, name, self._walled(handler))
 
     def _refuse_unknown(self, request: Request, known: Sequence[str]) -> None:
@@ -58,6 +62,12 @@ class View(APIView):
                 raise exceptions.ValidationError({name[:64]: [self.elsewhere.get(name, taken)]}, code="unknown")
             if len(values) > 1 and not is_list:
                 raise exceptions.ValidationError({name: ["It is given more than once."]})
+
+    def _refuse_idempotency_key(self, request: Request) -> None:
+        """Raises ValidationError: whoever names a call to have it done once would believe that it is."""
+        if request.method not in SAFE and _ONCE in request.headers:
+            words = f"The management API takes no such header. {self.sent_again}"
+            raise exceptions.ValidationError({_ONCE: [words]}, code="unsupported")
 
     def _walled(self, handler: Callable[..., Response]) -> Callable[..., Response]:
         def inside(request: Request, *args: Any, **kwargs: Any) -> Response:
