@@ -30,6 +30,7 @@ from tenants.isolation import alias
 from tenants.models import ApiKey, PolicyVersion, PriorityClass, Project, QuotaPolicy, Tenant
 from tenants.models.words import one_direction
 from tenants.policy_changes import Change, granted
+from tenants.refusals import StillGood
 from tenants.roles import Role
 
 MAX_FLOORS_PERCENT = 100
@@ -140,11 +141,20 @@ def issue_key(
     return IssuedKey(key, new.text)
 
 
-def rotate_key(*, actor: str, key_id: UUID, env: str, grace: timedelta, expected_last4: str | None = None) -> IssuedKey:
+def rotate_key(
+    *,
+    actor: str,
+    key_id: UUID,
+    env: str,
+    grace: timedelta,
+    expected_last4: str | None = None,
+    end_previous: bool = False,
+) -> IssuedKey:
     """A new secret for the same key; the one before goes on opening for ``grace``, and then ends. Its public id stays.
 
-    A secret that was still in its own grace ends now. Raises ValidationError for a key that has ended, and for one
-    whose secret does not end as expected any more; AboveOneself; and ApiKey.DoesNotExist.
+    Raises StillGood while the secret before the last rotation opens, which ``end_previous`` ends now; ValidationError
+    for a key that has ended, and for one whose secret does not end as expected any more; AboveOneself; and
+    ApiKey.DoesNotExist.
     """
     if not timedelta(0) <= grace <= LONGEST_GRACE:
         raise ValidationError(f"grace lies between 0 and {LONGEST_GRACE.days} days")
@@ -156,6 +166,9 @@ def rotate_key(*, actor: str, key_id: UUID, env: str, grace: timedelta, expected
             raise ValidationError("a key that has ended cannot be rotated: make a new one")
         if expected_last4 not in (None, key.last4):
             raise ValidationError(f"{key.name} has been rotated since this form was opened; it ends in {key.last4} now")
+        if not end_previous and (until := key.previous_good_until):
+            otherwise = "make another key to keep it, or say expressly that it ends now"
+            raise StillGood(f"the secret that {key.name} had before its last rotation", until, otherwise)
         new = api_keys.make(env, key.public_id)
         keeps = grace > timedelta(0)
         key.previous_sha256, key.previous_last4 = (key.secret_sha256, key.last4) if keeps else ("", "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 import zoneinfo
+from datetime import datetime
 
 from django.conf import settings
 from django.core.exceptions import ValidationError
@@ -107,6 +108,11 @@ class ApiKey(Named):
             ),
             models.CheckConstraint(condition=Q(role__in=["", *Role]), name="key_role_known"),
         ]
+
+    @property
+    def previous_good_until(self) -> datetime | None:
+        """When the secret before the last rotation ends; None where there is none, or it has ended."""
+        return self.previous_until if self.previous_until and self.previous_until > now() else None
 
     @property
     def actor(self) -> str:

@@ -17,8 +17,8 @@ LONGEST_S = 20
 KEPT_BACK_S = 1
 
 
-def at_once(deed: Callable[[int], Any]) -> list[Any]:
-    """What each of three is answered; ``deed`` is told which of them does it."""
+def at_once(deed: Callable[[int], Any], number_of_them: int = NUMBER) -> list[Any]:
+    """What each of them is answered; ``deed`` is told which of them does it."""
 
     def alone(number: int) -> Any:
         try:
@@ -26,8 +26,8 @@ def at_once(deed: Callable[[int], Any]) -> list[Any]:
         finally:
             connections.close_all()
 
-    with ThreadPoolExecutor(NUMBER) as senders:
-        return list(senders.map(alone, range(NUMBER)))
+    with ThreadPoolExecutor(number_of_them) as senders:
+        return list(senders.map(alone, range(number_of_them)))
 
 
 def sender(browser: Client) -> Client:

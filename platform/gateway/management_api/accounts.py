@@ -59,6 +59,11 @@ class KeyIn(Strict):
 
 class RotateIn(Strict):
     grace_seconds = serializers.IntegerField(min_value=0, max_value=30 * 86_400, default=86_400)
+    end_previous_secret = serializers.BooleanField(
+        default=False,
+        help_text="while the secret before the last rotation still opens (previous_secret_until): it ends now. Without"
+        " this such a key is not rotated, and the answer is 409",
+    )
 
 
 class InvitationIn(Strict):
@@ -164,6 +169,7 @@ class RotateKey(View):
             key_id=get_object_or_404(ApiKey, id=key_id).id,
             env=settings.RUBATO_KEY_ENVIRONMENT,
             grace=timedelta(seconds=asked["grace_seconds"]),
+            end_previous=asked["end_previous_secret"],
         )
         return Response({**KeyShape(issued.key).data, "value": issued.text})
 

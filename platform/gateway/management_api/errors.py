@@ -17,6 +17,7 @@ from rest_framework.views import exception_handler
 
 from gateway.errors import Reason, Refusal
 from gateway.postgresql import AWAY
+from tenants.refusals import StillGood
 
 _TYPES = {
     401: ("authentication_error", "invalid_api_key"),
@@ -33,6 +34,7 @@ _WORDS = {  # what DRF calls a wrong field -> how its message begins, and its co
     "unknown": ("Unknown parameter: {!r}.", "unknown_parameter"),
     "unsupported": ("{!r} is not supported here.", "unsupported_parameter"),
 }
+_ENDS_IT = "end_previous_secret"
 _NOT_FOUND = "There is no such object."
 
 
@@ -46,6 +48,9 @@ def handle(error: Exception, context: dict[str, Any]) -> Response | None:
     """DRF's EXCEPTION_HANDLER. What it does not know stays an exception: logged, and answered by ``internal``."""
     if isinstance(error, Http404 | ObjectDoesNotExist):
         return Response(error_body(404, _NOT_FOUND), status=404)
+    if isinstance(error, StillGood):
+        body = error_body(409, f"{error.messages[0]} ({_ENDS_IT!r}: true)", _ENDS_IT)
+        return Response(body, status=409, headers={"x-should-retry": "false"})
     if isinstance(error, ModelError):
         param, message = _first(error.message_dict if hasattr(error, "error_dict") else {None: error.messages})
         return Response(error_body(400, message, param), status=400)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from datetime import datetime
 
 from django.db import models
 from django.db.models import Q
@@ -42,6 +43,11 @@ class Endpoint(models.Model):
 
     def __str__(self) -> str:
         return self.url
+
+    @property
+    def previous_good_until(self) -> datetime | None:
+        """How long the secret before signs too; None where there is none, or it does so no more."""
+        return self.previous_until if self.previous_until and self.previous_until > timezone.now() else None
 
 
 class Delivery(models.Model):

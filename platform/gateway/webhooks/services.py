@@ -8,7 +8,6 @@ from uuid import UUID, uuid4
 
 from django.conf import settings
 from django.core.exceptions import ValidationError
-from django.db.models import F
 from django.utils import timezone
 
 from gateway.webhooks.models import EVENTS, OPERATORS_EVENTS, Delivery, Endpoint, Threshold
@@ -18,6 +17,7 @@ from tenants.checks import checked_by_the_database
 from tenants.counting import count_alone
 from tenants.isolation import alias
 from tenants.models import Tenant
+from tenants.refusals import StillGood
 
 MOST = 10
 MOST_THRESHOLDS = 50
@@ -49,14 +49,20 @@ def add(*, actor: str, tenant: Tenant, url: str, events: Sequence[str], endpoint
         return made
 
 
-def rotate(*, actor: str, endpoint_id: UUID, seen: int | None = None) -> bool:
-    """A new secret; for a day both sign. False where there is no such endpoint, or not with the secret ``seen``."""
+def rotate(*, actor: str, endpoint_id: UUID, seen: int | None = None, end_previous: bool = False) -> bool:
+    """A new secret; for a day both sign. False where there is no such endpoint, or not with the secret ``seen``. Raises
+    StillGood while the secret before the last rotation signs, which ``end_previous`` ends now.
+    """
     with change_by(actor):
-        found = Endpoint.objects.filter(id=endpoint_id)
-        if seen is not None:
-            found = found.filter(secret_number=seen)
-        until = timezone.now() + OVERLAP
-        return bool(found.update(secret_number=F("secret_number") + 1, previous_until=until))
+        found = Endpoint.objects.select_for_update().filter(id=endpoint_id).first()
+        if found is None or seen not in (None, found.secret_number):
+            return False
+        if not end_previous and (until := found.previous_good_until):
+            otherwise = "rotate again then, or say expressly that it ends now"
+            raise StillGood("the secret before the last rotation", until, otherwise)
+        found.secret_number, found.previous_until = found.secret_number + 1, timezone.now() + OVERLAP
+        found.save(update_fields=["secret_number", "previous_until"])
+    return True
 
 
 def switch(*, actor: str, endpoint_id: UUID, is_active: bool) -> bool:

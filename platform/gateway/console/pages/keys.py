@@ -14,14 +14,18 @@ from django.db.models import F
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.utils import timezone
+from django.utils.html import format_html
 from django.views.decorators.cache import never_cache
 
 from gateway.console.pages.membership import Member, page
 from gateway.console.pages.paging import shown
+from gateway.console.pages.question import question
+from gateway.console.templatetags.times import moment
 from scheduler_engine.policy import PriorityClass
 from tenants import services
 from tenants.forms import Name, Once, WholeNumber
 from tenants.models import CLASS_CHOICES, ApiKey, Project
+from tenants.refusals import StillGood
 from tenants.roles import Capability, Role
 
 GRACES = [("0", "none: the old secret ends now"), ("3600", "an hour"), ("86400", "a day"), ("604800", "a week")]
@@ -66,6 +70,15 @@ class NewProject(forms.Form):
 class Rotation(forms.Form):
     seen = forms.CharField(max_length=4, required=False, widget=forms.HiddenInput)
     grace = forms.ChoiceField(choices=GRACES, initial="86400", label="the old secret goes on for")
+    end_previous = forms.BooleanField(required=False, widget=forms.CheckboxInput(attrs={"required": True}))
+
+    def __init__(self, key: ApiKey, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if until := key.previous_good_until:
+            words = "end the secret …{} now, which was to open until {}"
+            self.fields["end_previous"].label = format_html(words, key.previous_last4, moment(until))
+        else:
+            del self.fields["end_previous"]
 
 
 @never_cache
@@ -103,7 +116,7 @@ def rotate(request: HttpRequest, me: Member, key_id: uuid.UUID) -> HttpResponse:
     """Asks for the grace, then shows the new secret once."""
     key = get_object_or_404(ApiKey, id=key_id)
     services.require_rotatable(key)
-    form = Rotation(request.POST if request.method == "POST" else None, initial={"seen": key.last4})
+    form = Rotation(key, request.POST if request.method == "POST" else None, initial={"seen": key.last4})
     if request.method == "POST" and form.is_valid():
         grace = timedelta(seconds=int(form.cleaned_data["grace"]))
         try:
@@ -113,11 +126,15 @@ def rotate(request: HttpRequest, me: Member, key_id: uuid.UUID) -> HttpResponse:
                 env=settings.RUBATO_KEY_ENVIRONMENT,
                 grace=grace,
                 expected_last4=form.cleaned_data["seen"] or None,
+                end_previous=form.cleaned_data.get("end_previous", False),
             )
+        except StillGood as refusal:
+            form.add_error(None, refusal)
         except ValidationError as refusal:
             messages.error(request, " ".join(refusal.messages))
             return redirect("console-keys", slug=me.tenant.slug)
-        return _show_once(request, me, issued, "rotated")
+        else:
+            return _show_once(request, me, issued, "rotated")
     return render(request, "console/rotate.html", {"me": me, "key": key, "form": form})
 
 
@@ -126,7 +143,8 @@ def revoke(request: HttpRequest, me: Member, key_id: uuid.UUID) -> HttpResponse:
     """Asks, then ends the key for good."""
     key = get_object_or_404(ApiKey, id=key_id)
     if request.method != "POST":
-        return render(request, "console/revoke.html", {"me": me, "key": key})
+        lead = "It opens nothing within a second, for good. Calls that run end, too."
+        return question(request, me, f"Revoke {key.name}?", lead=lead, deed="Revoke", back="console-keys")
     ended = services.revoke_key(actor=me.actor, key_id=key.id)
     words = f"{key.name} opens nothing from now on." if ended else f"{key.name} had ended before."
     messages.success(request, words)

@@ -10,22 +10,29 @@ from django import forms
 from django.contrib import messages
 from django.core.exceptions import ValidationError
 from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, QueryDict
 from django.shortcuts import redirect, render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST
 
 from gateway.console.pages.membership import Member, page
+from gateway.console.pages.question import question
 from gateway.webhooks import services
 from gateway.webhooks.models import Delivery, Endpoint
 from gateway.webhooks.signing import secret_of
 from tenants.forms import Once, whole_number
+from tenants.refusals import StillGood
 from tenants.roles import Capability
 
 SHOWN = 50
-_DEEDS: dict[str, tuple[Callable[[str, uuid.UUID, int | None], bool], str]] = {
+_DEEDS: dict[str, tuple[Callable[[str, uuid.UUID, QueryDict], bool], str]] = {
     "rotate": (
-        lambda actor, it, seen: services.rotate(actor=actor, endpoint_id=it, seen=seen),
+        lambda actor, it, given: services.rotate(
+            actor=actor,
+            endpoint_id=it,
+            seen=whole_number(given.get("seen", "")),
+            end_previous="end_previous" in given,
+        ),
         "It has a new secret; for a day the old one signs too.",
     ),
     "off": (
@@ -90,14 +97,19 @@ def _before(request: HttpRequest) -> QuerySet[Delivery]:
 @require_POST
 @page(Capability.MANAGE_WEBHOOKS)
 def change(request: HttpRequest, me: Member, endpoint_id: str, deed: str) -> HttpResponse:
-    """One of ``rotate``, ``off``, ``on``, ``remove``."""
+    """One of ``rotate``, ``off``, ``on``, ``remove``. A rotation that would end a secret before its time is asked."""
     do, words = _DEEDS[deed]
     try:
-        done = do(me.actor, uuid.UUID(endpoint_id), whole_number(request.POST.get("seen", "")))
+        done = do(me.actor, uuid.UUID(endpoint_id), request.POST)
+    except StillGood as refusal:
+        sent = {"seen": request.POST.get("seen", ""), "end_previous": "on"}
+        asked, deed = "Rotate the secret once more, and end the former one now?", "Rotate, and end the former one now"
+        lead = " ".join(refusal.messages)
+        return question(request, me, asked, lead=lead, deed=deed, sent=sent, back="console-webhooks")
     except ValueError:  # 36 characters that are no id
         done = False
-    refusal = "There is no such endpoint, or it has a newer secret than this page showed."
-    return _said(request, me, done, words, refusal if deed == "rotate" else "There is no such endpoint.")
+    why = "There is no such endpoint, or it has a newer secret than this page showed."
+    return _said(request, me, done, words, why if deed == "rotate" else "There is no such endpoint.")
 
 
 @require_POST
