@@ -88,6 +88,16 @@ def test_a_first_start_that_was_killed_half_way_is_begun_again(tmp_path: Path) -
     assert not half_made.exists()
 
 
+def test_postgresql_ends_by_its_stop_signal_whoever_is_still_connected(tmp_path: Path) -> None:
+    """By SIGTERM it would wait for the pools, which never leave."""
+    server = EmbeddedPostgres(tmp_path, durable=False)
+    with running(server, tmp_path / "log") as process, psycopg.connect(server.url("app_ops")) as pooled:
+        process.send_signal(server.stop_signal)
+        assert process.wait(timeout=10) == 0
+        with pytest.raises(psycopg.OperationalError):
+            pooled.execute("SELECT 1")
+
+
 def test_valkey_keeps_its_entries_over_a_restart(tmp_path: Path) -> None:
     first = EmbeddedValkey(tmp_path)
     with running(first, tmp_path / "log"):
