@@ -28,4 +28,6 @@ urlpatterns = [
 ]
 
 handler400 = "gateway.management_api.errors.bad_request"
+handler403 = "gateway.management_api.errors.forbidden"
+handler404 = "gateway.management_api.errors.no_page"
 handler500 = "gateway.management_api.errors.internal"

@@ -1,4 +1,6 @@
-"""DRF's exceptions in the OpenAI error shape. One table of statuses; refuses to show a stack trace or HTML."""
+"""DRF's exceptions in the OpenAI error shape, and Django's error handlers. One table of statuses; refuses to show a
+stack trace, and to read a body: Django's own handlers look there for a form's token, and it may be what cannot be read.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,8 @@ from typing import Any
 from django.core.exceptions import ObjectDoesNotExist
 from django.core.exceptions import ValidationError as ModelError
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from django.shortcuts import render
 from django.template import loader
-from django.views import defaults
 from django.views.decorators.csrf import csrf_exempt
 from rest_framework import exceptions
 from rest_framework.response import Response
@@ -98,7 +100,17 @@ def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
     if _is_api(request):
         words = "The request cannot be read: check its Host header, its path, its query, and that it is in UTF-8."
         return JsonResponse(error_body(400, words), status=400)
-    return defaults.bad_request(request, exception)
+    return render(request, "400.html", status=400)
+
+
+def forbidden(request: HttpRequest, exception: Exception) -> HttpResponse:
+    """Django's handler403."""
+    return render(request, "403.html", status=403)
+
+
+def no_page(request: HttpRequest, exception: Exception) -> HttpResponse:
+    """Django's handler404."""
+    return render(request, "404.html", status=404)
 
 
 def internal(request: HttpRequest) -> HttpResponse:
@@ -107,7 +119,7 @@ def internal(request: HttpRequest) -> HttpResponse:
         return _away(request)
     if _is_api(request):
         return JsonResponse(error_body(500, "Something went wrong on our side."), status=500)
-    return defaults.server_error(request)
+    return HttpResponse(loader.get_template("500.html").render(), status=500)
 
 
 def _away(request: HttpRequest) -> HttpResponse:
