@@ -44,7 +44,7 @@ class KeepRows(admin.ModelAdmin):  # type: ignore[type-arg]
         return False
 
     def changeform_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
-        with audit.request(f"req_{uuid.uuid4().hex}", request.POST.get("reason", "")[: audit.LONGEST_REASON]):
+        with audit.request(f"req_{uuid.uuid4().hex}", request.POST.get("reason", "")):
             answer: HttpResponse = super().changeform_view(request, *args, **kwargs)
             return answer
 

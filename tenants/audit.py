@@ -21,10 +21,17 @@ _request_id: ContextVar[str] = ContextVar("audit_request_id", default="")
 _reason: ContextVar[str] = ContextVar("audit_reason", default="")
 
 
+def kept(reason: str) -> str:
+    """As much of a reason as is kept; no text of the database holds a NUL."""
+    return reason.replace("\0", "")[:LONGEST_REASON]
+
+
 @contextmanager
 def request(request_id: str, reason: str = "") -> Iterator[None]:
-    """Changes made inside are on record with this request id and reason, in one direction of writing."""
-    tokens = _request_id.set(request_id), _reason.set(without_turns(reason))
+    """Changes made inside are on record with this request id and reason, as far as it can be kept, in one direction of
+    writing.
+    """
+    tokens = _request_id.set(request_id), _reason.set(without_turns(kept(reason)))
     try:
         yield
     finally:

@@ -32,5 +32,4 @@ def operator(*rights: str) -> Callable[[View], View]:
 
 
 def reason_of(request: HttpRequest) -> str:
-    """As much of it as is kept; no text of the database holds a NUL."""
-    return request.POST.get("reason", "")[: audit.LONGEST_REASON].replace("\0", "")
+    return audit.kept(request.POST.get("reason", ""))
