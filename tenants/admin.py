@@ -26,6 +26,7 @@ from tenants.admin_lists import Bounded, OfTenant
 from tenants.checks import SENT_BEFORE
 from tenants.forms import Once
 from tenants.models import ApiKey, PolicyVersion, PriorityClass, Project, QuotaPolicy, Tenant
+from tenants.news import LATEST
 
 
 def actor_of(request: HttpRequest) -> str:
@@ -65,8 +66,9 @@ class ReadOnly(KeepRows):
 
 AT_ONCE = (
     "What is saved here holds at once, and waits for no second person as edits of quotas and prices may: to switch a"
-    " tenant off must not wait, to switch it on gives back what it had, and neither name nor zone changes a limit. It"
-    " stands in the policy's history and on the trail, with you and your reason."
+    " tenant off must not wait, to switch it on gives back what it had, and neither name nor zone changes a limit."
+    f" Gateways that cannot be told follow {LATEST}. It stands in the policy's history and on the trail, with you and"
+    " your reason."
 )
 
 
@@ -165,8 +167,10 @@ class ApiKeyAdmin(KeepRows):
 
     @admin.action(description="Revoke the selected keys", permissions=["change"])
     def revoke(self, request: HttpRequest, keys: QuerySet[ApiKey]) -> None:
-        revoked = sum(services.revoke_key(actor=actor_of(request), key_id=key.pk) for key in keys)
-        self.message_user(request, f"{revoked} keys revoked; they open nothing from now on.", messages.SUCCESS)
+        for key in keys:
+            news = services.revoke_key(actor=actor_of(request), key_id=key.pk)
+            said = news.of_the_end_of(key.name) if news else f"{key.name} had ended before."
+            self.message_user(request, said, messages.ERROR if news and not news.is_told else messages.SUCCESS)
 
 
 CLASS_FIELDS = [field.name for field in dataclass_fields(ClassPolicy) if field.name != "priority_class"]

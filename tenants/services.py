@@ -6,7 +6,7 @@ Refuses to know Redis: what must be told is told through the two publishers that
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime, timedelta
 from uuid import UUID
 
@@ -29,6 +29,7 @@ from tenants.checks import checked_by_the_database
 from tenants.isolation import alias
 from tenants.models import ApiKey, PolicyVersion, PriorityClass, Project, QuotaPolicy, Tenant
 from tenants.models.words import one_direction
+from tenants.news import News
 from tenants.policy_changes import Change, granted
 from tenants.refusals import StillGood
 from tenants.roles import Role
@@ -42,10 +43,11 @@ _POLICY_LOCK = 7_270_001  # pg_advisory_xact_lock: policy edits happen one after
 
 @dataclass(frozen=True, slots=True)
 class IssuedKey:
-    """A stored key and its text, which is shown once."""
+    """A stored key and its text, which is shown once. ``news``: of a rotation; a new key needs none."""
 
     key: ApiKey
     text: str
+    news: News = field(default_factory=lambda: News(is_told=True))
 
 
 def create_tenant(*, actor: str, slug: str, name: str, timezone: str = "UTC") -> Tenant:
@@ -175,8 +177,8 @@ def rotate_key(
         key.previous_until = now + grace if keeps else None
         key.secret_sha256, key.last4, key.rotated_at = new.secret_sha256, new.last4, now
         key.save(update_fields=_ROTATED)
-        _tell_key_changed(key.public_id)
-    return IssuedKey(key, new.text)
+        news = _tell_key_changed(key.public_id, is_asked_for=bool(key.role))
+    return IssuedKey(key, new.text, news)
 
 
 def require_rotatable(key: ApiKey) -> None:
@@ -185,17 +187,17 @@ def require_rotatable(key: ApiKey) -> None:
         rights.require(Role(key.role), f"rotate a key of the role {key.role}")
 
 
-def revoke_key(*, actor: str, key_id: UUID) -> bool:
+def revoke_key(*, actor: str, key_id: UUID) -> News | None:
     """Ends a key for good, of whatever role, and the open invitations that it made: that gives nobody anything, and a
-    leak waits for no owner. False when it had ended before: the first revocation stands.
+    leak waits for no owner. None when it had ended before: the first revocation stands.
     """
     with change_by(actor):
         changed = ApiKey.objects.filter(id=key_id, revoked_at=None).update(revoked_at=timezone.now(), revoked_by=actor)
-        if changed:
-            key = ApiKey.objects.get(id=key_id)
-            members.end_offers(tenant_id=key.tenant_id, maker=key.actor)
-            _tell_key_changed(key.public_id)
-    return bool(changed)
+        if not changed:
+            return None
+        key = ApiKey.objects.get(id=key_id)
+        members.end_offers(tenant_id=key.tenant_id, maker=key.actor)
+        return _tell_key_changed(key.public_id, is_asked_for=bool(key.role))
 
 
 def save_quota(*, actor: str, policy: TenantClassPolicy) -> PolicyVersion:
@@ -300,10 +302,10 @@ def _rows(classes: Sequence[ClassPolicy], cells: Sequence[TenantClassPolicy]) ->
 
 
 def _fill(row: QuotaPolicy | PriorityClass, policy: TenantClassPolicy | ClassPolicy, *names_of_the_row: str) -> None:
-    for field in fields(policy):
-        if field.name not in names_of_the_row:
-            value = getattr(policy, field.name)
-            setattr(row, field.name, value.label if isinstance(value, ClassName) else value)
+    for one in fields(policy):
+        if one.name not in names_of_the_row:
+            value = getattr(policy, one.name)
+            setattr(row, one.name, value.label if isinstance(value, ClassName) else value)
 
 
 def publish_policy() -> None:
@@ -342,8 +344,13 @@ def record_policy(actor: str, reason: str = "", prices: Sequence[Change] = ()) -
     return saved
 
 
-def _tell_key_changed(public_id: str) -> None:
+def _tell_key_changed(public_id: str, is_asked_for: bool = False) -> News:
+    """``is_asked_for``: a key with a role, which is looked up each time that it is sent."""
+    news = News(is_told=is_asked_for)
+
     def tell() -> None:  # a named function: Django names what failed in its log
         import_string(settings.RUBATO_KEY_PUBLISHER)(public_id)
+        news.is_told = True
 
     transaction.on_commit(tell, using=alias(), robust=True)
+    return news

@@ -27,6 +27,7 @@ from tenants.forms import Name
 from tenants.models import ApiKey, PolicyVersion, QuotaPolicy
 from tenants.models import PriorityClass as ClassRow
 from tenants.models.words import Named
+from tenants.news import News
 from tenants.policy_changes import granted
 
 INTERACTIVE, DEFAULT, BATCH = PriorityClass
@@ -81,7 +82,7 @@ def test_a_revoked_key_is_told_once_and_stays_revoked_by_the_first(
     with django_capture_on_commit_callbacks(execute=True):
         first = services.revoke_key(actor="alice", key_id=aurora.key.key.id)
         second = services.revoke_key(actor="bob", key_id=aurora.key.key.id)
-    assert (first, second) == (True, False)
+    assert (first, second) == (News(is_told=True), None)
     assert published.keys == [aurora.key.key.public_id]
     assert ApiKey.objects.get().revoked_by == "alice"
 

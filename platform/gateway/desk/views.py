@@ -19,6 +19,7 @@ from gateway.desk.rights import operator, reason_of
 from gateway.desk.telling import telling
 from tenants import proposals, selectors, services
 from tenants.models import PolicyProposal, PolicyVersion, PriorityClass, QuotaPolicy, Tenant
+from tenants.news import NOT_IN_FORCE
 from tenants.operators import MAY_EDIT_POLICY, MAY_EDIT_PRICES
 from tenants.policy_changes import Change, diff, in_words, places
 
@@ -145,7 +146,7 @@ def pause(request: HttpRequest, tenant_id: uuid.UUID, label: str) -> HttpRespons
         is_done, said = True, f"{row.tenant.name}, {label}: {'paused' if is_paused else 'resumed'}."
     now = telling()
     if is_done and not now.is_told:
-        is_done, said = False, f"{said} This is saved, and not in force yet."
+        is_done, said = False, f"{said} {NOT_IN_FORCE}."
     if "HX-Request" not in request.headers:
         messages.add_message(request, messages.SUCCESS if is_done else messages.ERROR, said)
         return redirect("desk")

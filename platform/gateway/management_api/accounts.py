@@ -7,6 +7,7 @@ from typing import Any
 from uuid import UUID
 
 from django.conf import settings
+from django.db import transaction
 from django.shortcuts import get_object_or_404
 from rest_framework import exceptions, serializers
 from rest_framework.request import Request
@@ -14,8 +15,10 @@ from rest_framework.response import Response
 
 from gateway.management_api.schema import LIMIT, PAGED, answers, query
 from gateway.management_api.shapes import (
+    KEY,
     LABELS,
     ROLES,
+    DeletedKeyShape,
     EventShape,
     InvitationShape,
     KeyShape,
@@ -23,13 +26,15 @@ from gateway.management_api.shapes import (
     NewInvitationShape,
     NewKeyShape,
     ProjectShape,
+    RotatedKeyShape,
     deleted,
     listing,
 )
 from gateway.management_api.views import View, limit_of, listed, page
 from scheduler_engine.policy import PriorityClass
-from tenants import members, services
+from tenants import isolation, members, services
 from tenants.models import ApiKey, AuditEvent, Invitation, Membership, Project, Tenant
+from tenants.news import News
 from tenants.roles import Capability, Role
 
 SEE, KEYS, PROJECTS = Capability.SEE_USAGE, Capability.MANAGE_KEYS, Capability.MANAGE_PROJECTS
@@ -150,18 +155,18 @@ class OneKey(View):
     def get(self, request: Request, key_id: UUID) -> Response:
         return Response(KeyShape(get_object_or_404(ApiKey, id=key_id)).data)
 
-    @answers(deleted("organization.project.api_key"))
+    @answers(DeletedKeyShape)
     def delete(self, request: Request, key_id: UUID) -> Response:
         key = get_object_or_404(ApiKey, id=key_id)
-        services.revoke_key(actor=self.principal.actor, key_id=key.id)
-        return Response({"id": str(key.id), "object": "organization.project.api_key.deleted", "deleted": True})
+        news = services.revoke_key(actor=self.principal.actor, key_id=key.id)
+        return _with_news({"id": str(key.id), "object": f"{KEY}.deleted", "deleted": True}, news)
 
 
 class RotateKey(View):
     needs = {"POST": KEYS}
     sent_again = "Look at the key's rotated_at before you send it again."
 
-    @answers(NewKeyShape, body=RotateIn)
+    @answers(RotatedKeyShape, body=RotateIn)
     def post(self, request: Request, key_id: UUID) -> Response:
         asked = read(RotateIn, request)
         issued = services.rotate_key(
@@ -171,7 +176,15 @@ class RotateKey(View):
             grace=timedelta(seconds=asked["grace_seconds"]),
             end_previous=asked["end_previous_secret"],
         )
-        return Response({**KeyShape(issued.key).data, "value": issued.text})
+        return _with_news({**KeyShape(issued.key).data, "value": issued.text}, issued.news)
+
+
+def _with_news(body: dict[str, Any], news: News | None) -> Response:
+    """Whether gateways were told is known at the end of the transaction, and written into the answer there."""
+    answer = Response({**body, "gateways_told": None})
+    if news is not None:
+        transaction.on_commit(lambda: answer.data.update(gateways_told=news.is_told), using=isolation.ALIAS)
+    return answer
 
 
 class Members(View):

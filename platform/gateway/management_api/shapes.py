@@ -14,9 +14,12 @@ from rest_framework import serializers
 
 from billing.usage import LineItem
 from tenants.models import CLASS_LABELS, ApiKey, AuditEvent
+from tenants.news import LATEST
 from tenants.roles import Role
 
 LABELS = [(label, label) for label in CLASS_LABELS]
+KEY = "organization.project.api_key"
+_UNTOLD = f"false where gateways could not be told of it: they follow {LATEST}"
 ROLES = [(role.value, role.value) for role in Role]
 
 
@@ -65,7 +68,7 @@ class ProjectShape(Shape):
 
 class KeyShape(Shape):
     id = serializers.UUIDField()
-    object = Word("organization.project.api_key")
+    object = Word(KEY)
     name = serializers.CharField()
     project_id = serializers.UUIDField()
     redacted_value = serializers.SerializerMethodField()
@@ -87,6 +90,17 @@ class KeyShape(Shape):
 
 class NewKeyShape(KeyShape):
     value = serializers.CharField(help_text="the whole key, shown this once")
+
+
+class RotatedKeyShape(NewKeyShape):
+    gateways_told = serializers.BooleanField(help_text=_UNTOLD)
+
+
+class DeletedKeyShape(Shape):
+    id = serializers.UUIDField()
+    object = Word(f"{KEY}.deleted")
+    deleted = serializers.BooleanField()
+    gateways_told = serializers.BooleanField(allow_null=True, help_text=f"{_UNTOLD}; null where it had ended before")
 
 
 class MemberShape(Shape):

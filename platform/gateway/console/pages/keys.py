@@ -10,9 +10,11 @@ from django import forms
 from django.conf import settings
 from django.contrib import messages
 from django.core.exceptions import ValidationError
+from django.db import transaction
 from django.db.models import F
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
+from django.template.response import TemplateResponse
 from django.utils import timezone
 from django.utils.html import format_html
 from django.views.decorators.cache import never_cache
@@ -22,9 +24,10 @@ from gateway.console.pages.paging import shown
 from gateway.console.pages.question import question
 from gateway.console.templatetags.times import moment
 from scheduler_engine.policy import PriorityClass
-from tenants import services
+from tenants import isolation, services
 from tenants.forms import Name, Once, WholeNumber
 from tenants.models import CLASS_CHOICES, ApiKey, Project
+from tenants.news import REFUSED, News
 from tenants.refusals import StillGood
 from tenants.roles import Capability, Role
 
@@ -143,11 +146,12 @@ def revoke(request: HttpRequest, me: Member, key_id: uuid.UUID) -> HttpResponse:
     """Asks, then ends the key for good."""
     key = get_object_or_404(ApiKey, id=key_id)
     if request.method != "POST":
-        lead = "It opens nothing within a second, for good. Calls that run end, too."
+        lead = f"It opens nothing any more, for good: {REFUSED}. Calls that run end, too."
         return question(request, me, f"Revoke {key.name}?", lead=lead, deed="Revoke", back="console-keys")
-    ended = services.revoke_key(actor=me.actor, key_id=key.id)
-    words = f"{key.name} opens nothing from now on." if ended else f"{key.name} had ended before."
-    messages.success(request, words)
+    if news := services.revoke_key(actor=me.actor, key_id=key.id):
+        transaction.on_commit(lambda: _say(request, key, news), using=isolation.ALIAS)
+    else:
+        messages.success(request, f"{key.name} had ended before.")
     return redirect("console-keys", slug=me.tenant.slug)
 
 
@@ -171,4 +175,10 @@ def projects(request: HttpRequest, me: Member) -> HttpResponse:
 
 
 def _show_once(request: HttpRequest, me: Member, issued: services.IssuedKey, what: str) -> HttpResponse:
-    return render(request, "console/key_once.html", {"me": me, "issued": issued, "what": what})
+    """Rendered behind the transaction: by then it is known whether gateways were told."""
+    return TemplateResponse(request, "console/key_once.html", {"me": me, "issued": issued, "what": what})
+
+
+def _say(request: HttpRequest, key: ApiKey, news: News) -> None:
+    level = messages.SUCCESS if news.is_told else messages.ERROR
+    messages.add_message(request, level, news.of_the_end_of(key.name))

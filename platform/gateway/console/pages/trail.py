@@ -11,6 +11,7 @@ from django.shortcuts import render
 
 from gateway.console.pages.membership import Member, page
 from tenants.models import AuditEvent
+from tenants.news import REFUSED
 from tenants.roles import Capability
 
 EVENTS_A_PAGE = 50
@@ -22,10 +23,13 @@ _CALLED = ("name", "email", "url", "priority_class")  # the first of them that a
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """An event in words. ``before`` and ``after``: (column, value) of what changed."""
+    """An event in words. ``before`` and ``after``: (column, value) of what changed. ``note``: when it comes into force,
+    where that is later than it was written.
+    """
 
     event: AuditEvent
     what: str
+    note: str
     called: str
     before: list[tuple[str, Any]]
     after: list[tuple[str, Any]]
@@ -65,4 +69,5 @@ def _told(event: AuditEvent, called: str) -> Told:
         action = next((word for column, word in _ENDS.items() if column in after), action)
     else:
         before, after = ({"role": row["role"]} if row.get("role") else {} for row in (before, after))
-    return Told(event, f"{name} {action}", called, list(before.items()), list(after.items()))
+    note = REFUSED if (name, action) == ("key", "revoked") else ""
+    return Told(event, f"{name} {action}", note, called, list(before.items()), list(after.items()))
