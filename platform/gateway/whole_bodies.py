@@ -60,6 +60,7 @@ class WholeBodies:
             found = await _asked(lambda: principal_of(exchange.headers, exchange.scope["query_string"]))
             if isinstance(found, Refusal):
                 raise InvalidRequest(found)
+            exchange.require_json()
         slug = _upload_to(exchange) if exchange.has_body else None
         if slug is not None:
             cookies = parse_cookie(exchange.header(b"cookie"))

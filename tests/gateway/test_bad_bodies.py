@@ -108,3 +108,20 @@ async def test_a_body_that_is_announced_too_large_is_413_at_once_and_before_it_i
 )
 async def test_another_media_type_is_415(world: Any, headers: dict[str, str]) -> None:
     assert_refused(world, await send(world, body(), **headers), 415, "unsupported_media_type")
+
+
+CHARSETS = ["latin1", "utf-16", "UTF-7", '"iso-8859-1"', "nonsense", ""]
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/responses"])
+@pytest.mark.parametrize("charset", CHARSETS)
+async def test_a_body_in_another_charset_is_refused_unread(world: Any, path: str, charset: str) -> None:
+    """Broken by its length and no JSON: whoever read of it would say so."""
+    answer = await send(world, b"\xe9" * 2_000_000, path=path, content_type=f"application/json; charset={charset}")
+    assert_refused(world, answer, 415, "unsupported_media_type")
+
+
+@pytest.mark.parametrize("charset", ["utf-8", "UTF-8", "utf8", '"Utf-8"'])
+async def test_utf_8_may_be_said_as_one_likes(world: Any, charset: str) -> None:
+    for content_type in (f"application/json;charset={charset}", f"Application/JSON ; a=b; charset={charset}", ""):
+        assert (await send(world, body(), content_type=content_type)).status_code == 200

@@ -15,6 +15,8 @@ from email.utils import formatdate
 from typing import Any
 from urllib.parse import parse_qsl
 
+from python_multipart.multipart import parse_options_header
+
 from gateway.errors import Reason, Refusal, invalid
 from gateway.v1.bodies import Arrival, late_bodies
 from scheduler_engine.policy import PriorityClass
@@ -151,10 +153,17 @@ class Exchange:
         return self._body
 
     async def _read_json(self, limit_bytes: int) -> bytes:
-        media_type = self.header(b"content-type").partition(";")[0].strip().lower()
-        if media_type not in ("", JSON) or self.header(b"content-encoding") not in ("", "identity"):
-            raise invalid(Reason.UNSUPPORTED_MEDIA_TYPE, "Send the body as plain 'Content-Type: application/json'.")
+        self.require_json()
         return b"".join([part async for part in self.body_parts(limit_bytes, BODY_S)])
+
+    def require_json(self) -> None:
+        """Raises InvalidRequest where the body is announced as anything but plain JSON in UTF-8."""
+        media_type, options = parse_options_header(self.header(b"content-type"))
+        is_utf_8 = options.get(b"charset", b"utf-8").lower() in (b"utf-8", b"utf8")
+        is_plain = self.header(b"content-encoding") in ("", "identity")
+        if not (media_type in (b"", JSON.encode()) and is_utf_8 and is_plain):
+            words = "Send the body as plain 'Content-Type: application/json', in UTF-8."
+            raise invalid(Reason.UNSUPPORTED_MEDIA_TYPE, words)
 
     def hand_in(self, body: bytes) -> None:
         """The body is here already: a line of a batch has no socket to read it from."""
