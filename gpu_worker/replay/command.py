@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import struct
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,12 +16,11 @@ from typing import Any
 
 from gpu_worker.config import ConfigError, positive, starting_policy
 from gpu_worker.replay.checkpoint import fingerprint
-from gpu_worker.replay.record_log import LogError, LogFile, Stepped, log_files
-from gpu_worker.replay.rerun import Diverged, Listener, replay
+from gpu_worker.replay.record_log import LogError, LogFile, Stepped, log_starts
+from gpu_worker.replay.rerun import NONSENSE, Diverged, Listener, replay
 from gpu_worker.replay.side_by_side import RunLost
 from gpu_worker.replay.what_if import DRAWS, comparison, what_if
 from gpu_worker.serving.outage import say
-from scheduler_engine.errors import EngineError
 from scheduler_engine.events import StepEvents
 from scheduler_engine.explain import Explanation
 from scheduler_engine.plan import StepPlan
@@ -31,16 +29,6 @@ from scheduler_engine.request import RequestId
 from scheduler_engine.scheduler import Scheduler
 
 DIVERGED, UNUSABLE = 1, 2
-_NONSENSE = (
-    ArithmeticError,
-    AttributeError,
-    EngineError,
-    LookupError,
-    MemoryError,
-    TypeError,
-    ValueError,
-    struct.error,
-)  # of a log with right checksums
 
 
 class ProgressBar:
@@ -94,7 +82,9 @@ def _replay(files: Sequence[LogFile], request_id: str | None, bar: ProgressBar) 
     if request_id is not None:
         explanation = witness.explanation or found.engine.explain(RequestId(request_id))
         if explanation is None:
-            raise LogError(f"{files[0].path} knows no request {request_id!r}, or has it only in files that are gone")
+            raise LogError(
+                f"{files[0].path} knows no request {request_id!r}, or has it only in files that are gone or of before"
+            )
         result["explanation"] = explained(explanation)
     return result
 
@@ -141,7 +131,12 @@ def _told(result: dict[str, Any]) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m gpu_worker.replay", description=__doc__)
     parser.add_argument("log", type=Path, metavar="LOG", help="a recorded log, or the folder that a worker records to")
-    parser.add_argument("--minutes", type=positive, metavar="M", help="of a folder, hardly more than the last so many")
+    parser.add_argument(
+        "--minutes",
+        type=positive,
+        metavar="M",
+        help="of a folder, hardly more than the last so many; with --policy also from before the worker's last start",
+    )
     parser.add_argument("--explain", metavar="REQUEST", help="why this request waited")
     parser.add_argument("--policy", type=Path, metavar="FILE", help="what the traffic would have met under this policy")
     parser.add_argument(
@@ -164,7 +159,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("--explain does nothing beside --policy")
     bar = ProgressBar(found.progress)
     try:
-        files = log_files(found.log, found.minutes)
+        starts = log_starts(found.log, found.minutes)
+        files = starts[-1]
         recorded_by = files[0].boot().engine
         if recorded_by != fingerprint():
             say(f"recorded by engine {recorded_by}, and this is engine {fingerprint()}: differences may be meant")
@@ -174,7 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             policy = starting_policy(found.policy, gpu_classes())
             limits = {"draws": found.draws, "seconds": found.seconds, "processes": found.processes}
-            result = what_if(files, policy, **limits, progress=bar.show)
+            result = what_if(starts, policy, **limits, progress=bar.show)
             text = comparison(result)
     except Diverged as error:
         bar.clear()
@@ -188,7 +184,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         bar.clear()
         say(f"gpu_worker.replay: {error}")
         return UNUSABLE
-    except _NONSENSE as error:
+    except NONSENSE as error:
         bar.clear()
         say(f"gpu_worker.replay: {found.log} holds what no engine wrote: {type(error).__name__}: {error}")
         return UNUSABLE

@@ -30,7 +30,7 @@ class ModelledRun:
     def __init__(
         self, boot: Boot, engine: Scheduler, reality: Reality, policy: PolicySnapshot | None, weather: Weather
     ) -> None:
-        self.tally = Tally()
+        self.tally = Tally(reality.tally.elsewhere)
         self.num_assumed = 0  # requests whose length had to be assumed
         self._engine = engine
         self._quiet = QuietSteps(engine, keeps_digest=False)

@@ -12,6 +12,7 @@ from gpu_worker.replay.seen import Decided, Decoded, Seen
 from gpu_worker.replay.tally import Stretch, Tally
 from scheduler_engine.cost import CostConstants
 from scheduler_engine.policy import PriorityClass
+from scheduler_engine.request import RequestId
 
 _SIBLING_REFUSED = "sibling_refused"  # a cancel that another decision brought about: not part of the traffic
 
@@ -26,11 +27,13 @@ class Moment:
 
 class Reality:
     """What really happened, and all that a run that might have been needs of it: once all of the log has been seen, and
-    ``close`` called.
+    ``close`` called. Requests of ``elsewhere`` are traffic like any other, and count in another tally.
     """
 
-    def __init__(self, cost: CostConstants, bytes_per_block: int) -> None:
-        self.tally = Tally()
+    def __init__(
+        self, cost: CostConstants, bytes_per_block: int, elsewhere: frozenset[RequestId] = frozenset()
+    ) -> None:
+        self.tally = Tally(elsewhere)
         self.inputs: list[Moment] = []
         self.model = StepModel(cost, bytes_per_block)
         self.loads: list[Load] = []
@@ -105,6 +108,11 @@ class Reality:
 
     def weather(self, draw: int) -> Weather:
         return Weather(self.began_us, self.ratios, draw)
+
+    @property
+    def request_ids(self) -> set[RequestId]:
+        """Of all its traffic."""
+        return {RequestId(each.entry.fields["request_id"]) for each in self.inputs if isinstance(each.entry, Submitted)}
 
     @functools.cached_property
     def typical_lengths(self) -> dict[tuple[PriorityClass, str], int]:

@@ -129,7 +129,8 @@ def begin(file: BinaryIO) -> None:
 
 
 class LogFile:
-    """One file, read from its beginning. ``is_cut`` becomes True where the file ends in the middle of a frame.
+    """One file, read from its beginning. ``is_cut`` becomes True where the file ends in the middle of a frame;
+    ``written_unix_us`` is when it was last written to.
 
     Raises LogError for a file that is none, is of a newer format, or is damaged before its end.
     """
@@ -138,7 +139,8 @@ class LogFile:
         self.path = path
         self.is_cut = False
         try:
-            self.num_bytes = path.stat().st_size
+            stat = path.stat()
+            self.num_bytes, self.written_unix_us = stat.st_size, stat.st_mtime_ns // 1_000
             with path.open("rb") as file:
                 self._check_head(file.read(len(MAGIC) + 1))
         except OSError as error:
@@ -186,21 +188,47 @@ def log_files(path: Path, minutes: int | None = None) -> list[LogFile]:
     """The file, or a folder's newest files that continue one another, oldest first. With ``minutes`` only so many of
     the newest that the last one begins that long after the first. Raises LogError.
     """
+    return log_starts(path, minutes)[-1]
+
+
+def log_starts(path: Path, minutes: int | None = None) -> list[list[LogFile]]:
+    """``log_files``; with ``minutes`` one such list for each start of the worker whose files were written within them,
+    oldest first: of the worker that began the newest file. Raises LogError.
+    """
     if not path.is_dir():
-        return [LogFile(path)]
-    run: list[LogFile] = []
-    origin: tuple[str, int, str] | None = None
-    newest_us = 0
-    for file in (LogFile(found) for found in sorted(path.glob(f"*{SUFFIX}"), reverse=True)):
-        boot = file.boot()
-        if run and origin != (boot.worker_id, boot.epoch, boot.model):
+        return [[LogFile(path)]]
+    found: list[list[LogFile]] = []  # newest first, files too
+    newest: Boot | None = None
+    origin: tuple[int, str] | None = None  # of the start whose files are being found; None once its first one is
+    for file, boot in _newest_first(path):
+        newest = newest or boot
+        if boot.worker_id != newest.worker_id:
+            continue
+        age_us = newest.started_unix_us - boot.started_unix_us
+        if origin != (boot.epoch, boot.model):
+            is_old = minutes is None or newest.started_unix_us - file.written_unix_us > minutes * _MINUTE_US
+            if found and is_old:
+                break
+            found.append([])
+        found[-1].append(file)
+        origin = None if boot.checkpoint is None else (boot.epoch, boot.model)
+        if minutes is not None and age_us >= minutes * _MINUTE_US:
             break
-        origin = (boot.worker_id, boot.epoch, boot.model)
-        run.append(file)
-        newest_us = newest_us or boot.started_unix_us
-        is_long = minutes is not None and newest_us - boot.started_unix_us >= minutes * _MINUTE_US
-        if boot.checkpoint is None or is_long:
-            break
-    if not run:
+    if not found:
         raise LogError(f"{path} holds no recorded log (*{SUFFIX})")
-    return run[::-1]
+    return [files[::-1] for files in found[::-1]]
+
+
+def _newest_first(path: Path) -> Iterator[tuple[LogFile, Boot]]:
+    """A folder's files. Those whose process died before their first frame was whole hold nothing, and are left out, but
+    for the newest: LogError.
+    """
+    is_newest = True
+    for each in sorted(path.glob(f"*{SUFFIX}"), reverse=True):
+        try:
+            file = LogFile(each)
+            yield file, file.boot()
+        except LogError:
+            if is_newest:
+                raise
+        is_newest = False

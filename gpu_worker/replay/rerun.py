@@ -5,6 +5,7 @@ Knows entries and the engine's verbs; refuses to judge what was decided.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, assert_never
@@ -40,6 +41,17 @@ from scheduler_engine.request import Request, RequestId
 from scheduler_engine.scheduler import Scheduler
 
 Progress = Callable[[int, int], None]  # bytes read, bytes in all
+
+NONSENSE = (
+    ArithmeticError,
+    AttributeError,
+    EngineError,
+    LookupError,
+    MemoryError,
+    TypeError,
+    ValueError,
+    struct.error,
+)  # of a log with right checksums
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,14 +31,24 @@ class Row:
     preemptions: Counter[str] = field(default_factory=Counter)  # by lever; step-time holds are counted apart
     step_time_holds: int = 0
 
+    def add(self, other: Row) -> None:
+        self.requests += other.requests
+        self.completed += other.completed
+        self.ended_otherwise += other.ended_otherwise
+        self.tokens += other.tokens
+        self.ttft_us += other.ttft_us
+        self.refused += other.refused
+        self.preemptions += other.preemptions
+        self.step_time_holds += other.step_time_holds
+
 
 class _Seen:
     __slots__ = ("arrival_us", "has_first_token", "rows")
 
-    def __init__(self, arrival_us: int, rows: tuple[Row, Row]) -> None:
+    def __init__(self, arrival_us: int, rows: tuple[Row, Row], has_first_token: bool) -> None:
         self.arrival_us = arrival_us
         self.rows = rows
-        self.has_first_token = False
+        self.has_first_token = has_first_token
 
 
 class Stretch(NamedTuple):
@@ -55,9 +65,13 @@ class Stretch(NamedTuple):
 
 
 class Tally:
-    """Always: a request counts in the row of its class and in that of its tenant, and ends at most once in each."""
+    """Always: a request counts in the row of its class and in that of its tenant, and ends at most once in each.
 
-    def __init__(self) -> None:
+    Requests of ``elsewhere`` count in another tally and not here.
+    """
+
+    def __init__(self, elsewhere: frozenset[RequestId] = frozenset()) -> None:
+        self.elsewhere = elsewhere
         self.classes = {priority_class: Row() for priority_class in PriorityClass}
         self.tenants: dict[str, Row] = {}
         self.lengths: dict[RequestId, int] = {}  # output tokens of those that came to their own end
@@ -68,13 +82,16 @@ class Tally:
         self.is_over = False  # set it at the end of the traffic: what is open may still end, and no rate counts it
         self._seen: dict[RequestId, _Seen] = {}
         self._gap = FairnessGap()
+        self._added_span_us = self._added_unserved = 0
 
     def submitted(self, request: Request, now_us: int) -> None:
+        self._begin(now_us)
+        if request.request_id in self.elsewhere:
+            return
         rows = (self.classes[request.priority_class], self.tenants.setdefault(request.tenant_id, Row()))
         for row in rows:
             row.requests += 1
-        self._seen.setdefault(request.request_id, _Seen(now_us, rows))
-        self._begin(now_us)
+        self._seen.setdefault(request.request_id, _Seen(now_us, rows, bool(request.delivered_token_ids)))
 
     def _begin(self, now_us: int | None) -> None:
         if self.began_us is None:
@@ -140,16 +157,29 @@ class Tally:
             else:
                 row.preemptions[lever] += 1
 
+    def add(self, other: Tally) -> None:
+        """What another start of the worker meant, as far as it is known now."""
+        for priority_class, row in other.classes.items():
+            self.classes[priority_class].add(row)
+        for tenant_id, row in other.tenants.items():
+            self.tenants.setdefault(tenant_id, Row()).add(row)
+        self.num_steps += other.num_steps
+        self.busy_us += other.busy_us
+        self._added_span_us += other.span_us
+        self._added_unserved += other.num_unserved
+        self._gap.add(other._gap)
+
     # reading off
 
     @property
     def num_unserved(self) -> int:
         """Requests that have neither a first token nor an end."""
-        return sum(not seen.has_first_token for seen in self._seen.values())
+        return self._added_unserved + sum(not seen.has_first_token for seen in self._seen.values())
 
     @property
     def span_us(self) -> int:
-        return self.ended_us - (self.began_us or 0)
+        """Without the time between what was added."""
+        return self._added_span_us + (0 if self.began_us is None else self.ended_us - self.began_us)
 
     def report(self) -> dict[str, Any]:
         """Plain data for JSON; durations in milliseconds, tokens a second over the whole span."""

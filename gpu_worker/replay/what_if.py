@@ -7,24 +7,22 @@ recorded policy, run with the model, against what happened; and how far draws of
 
 from __future__ import annotations
 
+import datetime
 import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gpu_worker.replay.checkpoint import fingerprint
 from gpu_worker.replay.fitting import Load
 from gpu_worker.replay.modelled import ModelledRun
-from gpu_worker.replay.reality import Reality
-from gpu_worker.replay.record_log import Boot, LogFile, log_files
-from gpu_worker.replay.rerun import check_next, engine_of, replay
-from gpu_worker.replay.seen import Eye, Seen
-from gpu_worker.replay.side_by_side import Run, Show, beside, side_by_side
+from gpu_worker.replay.record_log import LogFile, log_starts
+from gpu_worker.replay.rerun import engine_of
+from gpu_worker.replay.side_by_side import Run, Show, side_by_side
 from gpu_worker.replay.spread import middle
-from scheduler_engine.cost import CostConstants
+from gpu_worker.replay.starts import Start, looked_at
+from gpu_worker.replay.tally import Tally
 from scheduler_engine.policy import PolicySnapshot, snapshot_to_dict
 
 DRAWS = 5
@@ -37,7 +35,7 @@ class Stopped(Exception):
 
 
 def what_if(
-    log: Path | Sequence[LogFile],
+    log: Path | Sequence[Sequence[LogFile]],
     policy: PolicySnapshot | None,
     *,
     draws: int = DRAWS,
@@ -56,17 +54,21 @@ def what_if(
     ``what_if``: only the error is asked for. With two ``processes`` or more the log is told in two halves, and so many
     runs are made at a time; what comes out is the same.
 
+    Of a worker that was started anew (``log_starts``) each start is run by itself, and the figures are joined; a
+    request that came again after a start counts there. ``starts_unix_us``: when that was; ``left_out``: what is on
+    record of earlier starts and cannot be replayed.
+
     Raises LogError for a log that cannot be used, Diverged where this engine does not decide as the log's did, Stopped
     once ``should_stop`` says so (asked with every report of progress).
     """
     began_s = time.monotonic()
     policies = [None] if policy is None else [None, policy]
     bar = _Bar(policies, draws, seconds, processes, progress, should_stop)
-    files = log_files(log) if isinstance(log, Path) else log
-    boot = files[0].boot()
-    reality = Reality(CostConstants(**boot.cost), int(boot.config["bytes_per_block"]))
-    _look_at(files, reality, processes, bar.show_log)
-    reality.close()
+    logs = log_starts(log) if isinstance(log, Path) else log
+    starts, left_out = looked_at(logs, processes, bar.show_log)
+    happened = Tally()
+    for start in starts:
+        happened.add(start.reality.tally)
     bar.begin_draws()
 
     def runs() -> Iterator[Run]:
@@ -74,57 +76,28 @@ def what_if(
             if draw and seconds is not None and time.monotonic() - began_s > seconds:
                 return
             for each in policies:
-                yield functools.partial(_modelled, boot, files[0], reality, each, draw)
+                yield functools.partial(_modelled, starts, each, draw)
 
     found: list[_Found] = side_by_side(runs(), processes, bar.show_run)
     progress("done", 1.0)
-    happened = reality.tally.report()
     models, others = found[:: len(policies)], found[len(policies) - 1 :: len(policies)]
+    last = starts[-1].reality
     return {
-        "log": [str(file.path) for file in files],
+        "log": [str(file.path) for start in starts for file in start.files],
+        "starts_unix_us": [start.boot.started_unix_us for start in starts[1:]],
+        "left_out": left_out,
         "policy": None if policy is None else snapshot_to_dict(policy),
-        "seconds": reality.tally.span_us // 1_000_000,
-        "steps": reality.tally.num_steps,
+        "seconds": happened.span_us // 1_000_000,
+        "steps": happened.num_steps,
         "draws": len(models),
-        "unserved": reality.tally.num_unserved,
-        "happened": happened,
+        "unserved": happened.num_unserved,
+        "happened": happened.report(),
         "model": middle([each.report for each in models]),
         "what_if": None if policy is None else middle([each.report for each in others]),
-        "error_percent": _errors(happened, middle([each.at_the_end for each in models])),
+        "error_percent": _errors(happened.report(), middle([each.at_the_end for each in models])),
         "assumed_lengths": found[-1].num_assumed,
-        "step_model_us": dict(zip(Load._fields, (round(us, 6) for us in reality.model.microseconds), strict=True)),
+        "step_model_us": dict(zip(Load._fields, (round(us, 6) for us in last.model.microseconds), strict=True)),
     }
-
-
-def _look_at(files: Sequence[LogFile], reality: Reality, processes: int, show: Show) -> None:
-    """Replay all of it. Where there may be two processes, and a file in the middle has the state that this engine can
-    take up, the other one replays from there on.
-    """
-    first = _first_of_second_half(files) if processes > 1 else len(files)
-    seen: list[Seen] = []
-    with beside(functools.partial(_seen, files[first:])) if first < len(files) else nullcontext(lambda: seen) as rest:
-        replayed = replay(files[:first], Eye(reality.see), lambda done, total: show(done / max(1, total)))
-        if first < len(files):
-            check_next(replayed, files[first].boot(), files[0])
-        for each in rest():
-            reality.see(each)
-
-
-def _first_of_second_half(files: Sequence[LogFile]) -> int:
-    """The file nearest to the middle from which a replay may begin; one past the last where there is none."""
-    total, before, found = sum(file.num_bytes for file in files), 0, (1.0, len(files))
-    for number, file in enumerate(files):
-        boot = file.boot() if number else None
-        if boot is not None and boot.checkpoint is not None and boot.engine == fingerprint():
-            found = min(found, (abs(before / max(1, total) - 0.5), number))
-        before += file.num_bytes
-    return found[1]
-
-
-def _seen(files: Sequence[LogFile]) -> list[Seen]:
-    found: list[Seen] = []
-    replay(files, Eye(found.append))
-    return found
 
 
 class _Found(NamedTuple):
@@ -135,12 +108,14 @@ class _Found(NamedTuple):
     num_assumed: int
 
 
-def _modelled(
-    boot: Boot, file: LogFile, reality: Reality, policy: PolicySnapshot | None, draw: int, show: Show
-) -> _Found:
-    run = ModelledRun(boot, engine_of(boot, file), reality, policy, reality.weather(draw))
-    at_the_end = run.run(show).report()
-    return _Found(at_the_end, run.run_on().report(), run.num_assumed)
+def _modelled(starts: Sequence[Start], policy: PolicySnapshot | None, draw: int, show: Show) -> _Found:
+    at_the_end, after, num_assumed = Tally(), Tally(), 0
+    for number, (files, boot, reality) in enumerate(starts):
+        run = ModelledRun(boot, engine_of(boot, files[0]), reality, policy, reality.weather(draw))
+        at_the_end.add(run.run(lambda done, number=number: show((number + min(1.0, done)) / len(starts))))  # type: ignore[misc]
+        after.add(run.run_on())
+        num_assumed += run.num_assumed
+    return _Found(at_the_end.report(), after.report(), num_assumed)
 
 
 class _Bar:
@@ -236,9 +211,23 @@ def comparison(result: dict[str, Any]) -> str:
             f"{result['unserved']} requests still waited for a first token when the log ended: what happened has no "
             "time of theirs; model and what if are run on until everybody is served"
         )
+    if result["starts_unix_us"]:
+        lines.append(
+            f"the worker was started anew in it ({', '.join(map(_moment, result['starts_unix_us']))}): each start is "
+            "told from its own beginning, and who came again after one counts there"
+        )
+    lines += [
+        f"left out: {each['requests']} requests of an earlier start, recorded from "
+        f"{_moment(each['began_unix_us'])} on: {each['why']}"
+        for each in result["left_out"]
+    ]
     if result["assumed_lengths"]:
         lines.append(f"{result['assumed_lengths']} requests never came to their own end: their length is assumed")
     return "\n".join(lines)
+
+
+def _moment(unix_us: int) -> str:
+    return f"{datetime.datetime.fromtimestamp(unix_us // 1_000_000, datetime.UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _cells(row: dict[str, Any]) -> str:

@@ -151,6 +151,11 @@ class FairnessGap:
                 drifts[one, other] = least_us, most_us = min(least_us, apart_us), max(most_us, apart_us)
                 self.largest_us[priority_class] = max(self.largest_us[priority_class], most_us - least_us)
 
+    def add(self, other: FairnessGap) -> None:
+        """The largest of both."""
+        for priority_class, gap_us in other.largest_us.items():
+            self.largest_us[priority_class] = max(self.largest_us[priority_class], gap_us)
+
     def look_at_nobody(self, num_looks: int) -> None:
         """As so many looks while nobody waits."""
         for priority_class, drifts in self._drifts.items():

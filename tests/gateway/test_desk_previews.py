@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -63,3 +64,24 @@ def test_a_replay_says_how_many_still_waited_when_the_recording_ended(
     Previews()._keep(str(proposal.id), Preview("done", result=result | {"unserved": num_unserved}))
     page = house.alice.get(f"/operator/policy/edits/{proposal.id}").content.decode()
     assert ("When the recording ended, 1,234 requests still waited for a first token" in page) == is_said
+
+
+@pytest.mark.parametrize("num_starts", [0, 2])
+@pytest.mark.parametrize("is_anything_replayed", [False, True], ids=["nothing", "something"])
+def test_a_replay_says_where_the_worker_was_started_anew_and_what_it_leaves_out(
+    house: Any, num_starts: int, is_anything_replayed: bool
+) -> None:
+    proposal = drafted(house.alice, default__weight="7")
+    row = {"requests": 5, "refused": {}, "ttft_ms": {"p50": 274.0, "p99": None}, "tokens_per_s": 1.0}
+    runs = {"classes": {"batch": {**row, "preemptions": {}, "step_time_holds": 0}}, "tenants": {}}
+    runs = runs if is_anything_replayed else {"classes": {}, "tenants": {}}
+    result = {"seconds": 300, "draws": 1, "happened": runs, "model": runs, "what_if": runs, "error_percent": {}}
+    result |= {"unserved": 0, "starts_unix_us": [1_796_102_718_000_000, 1_796_103_706_000_000][:num_starts]}
+    why = "another version of the engine decided then"
+    result |= {"left_out": [{"began_unix_us": 1_796_101_841_000_000, "requests": 1_234, "why": why}][:num_starts]}
+    Previews()._keep(str(proposal.id), Preview("done", result=result))
+    page = re.sub("<[^>]*>", "", house.alice.get(f"/operator/policy/edits/{proposal.id}").content.decode())
+    moments = "(2026-12-01 05:25:18 UTC, 2026-12-01 05:41:46 UTC)"
+    assert (f"The worker was started anew meanwhile {moments}:" in page) == (num_starts > 0 and is_anything_replayed)
+    said = "Left out: 1,234 requests of an earlier start of the worker, recorded from 2026-12-01 05:10:41 UTC on."
+    assert (f"{said} Another version of the engine decided then." in page) == (num_starts > 0)

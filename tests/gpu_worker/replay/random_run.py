@@ -39,11 +39,13 @@ class RandomRun:
         noise_percent: int = 20,
         with_stops: bool = True,
         arrivals_percent: float = 6,
+        names: str = "r",
     ) -> None:
         self.engine = engine
         self.now_us = 1_000_000
         self._random = random.Random(seed)
         self._noise_percent = noise_percent
+        self._names = names
         self._arrivals = arrivals_percent / 100  # a step, and as often another one after each
         self._stop_token_ids = (7,) if with_stops else ()
         self._num_requests = self._num_answer_blocks = 0
@@ -63,7 +65,7 @@ class RandomRun:
             self._num_requests += 1
             prompt_len = rng.randint(1, 400)
             request = Request(
-                request_id=RequestId(f"r{self._num_requests}"),
+                request_id=RequestId(f"{self._names}{self._num_requests}"),
                 tenant_id=rng.choice(TENANTS),
                 priority_class=PriorityClass(rng.randrange(3)),
                 prompt_token_ids=range(prompt_len),

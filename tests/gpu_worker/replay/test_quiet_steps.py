@@ -250,7 +250,7 @@ def long_log(tmp_path_factory: pytest.TempPathFactory) -> list[LogFile]:
 def test_a_what_if_is_the_same_in_one_process_and_in_two(long_log: list[LogFile]) -> None:
     assert len(long_log) > 3
     other = replace(POLICY, version=3)
-    alone, beside = (what_if(long_log, other, draws=2, processes=number) for number in (1, 2))
+    alone, beside = (what_if([long_log], other, draws=2, processes=number) for number in (1, 2))
     assert beside == alone
 
 
@@ -259,11 +259,11 @@ def test_what_the_other_process_finds_wrong_is_told(long_log: list[LogFile]) -> 
     for left_out in range(1, len(long_log) - 1):
         files = [file for number, file in enumerate(long_log) if number != left_out]
         with pytest.raises(LogError, match=r"hold \d+ steps, and count"):
-            what_if(files, None, draws=1, processes=2)
+            what_if([files], None, draws=1, processes=2)
     last = long_log[-1]
     entries = [entry for _, some in last.frames() for entry in some]
     (at, step) = next((at, each) for at, each in enumerate(entries) if isinstance(each, Stepped) and each.records)
     entries[at] = msgspec.structs.replace(step, records=b"")
     spoiled = rewrite(last.path.with_name("spoiled.rlog"), entries)
     with pytest.raises(Diverged, match="a decision is another"):
-        what_if([*long_log[:-1], LogFile(spoiled)], None, draws=1, processes=2)
+        what_if([[*long_log[:-1], LogFile(spoiled)]], None, draws=1, processes=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 from django import template
@@ -24,6 +25,11 @@ def words(text: str) -> list[str]:
 def named(name: str, names: Mapping[str, str]) -> str:
     """A tenant's name for its id; anything else as it is."""
     return names.get(name, name)
+
+
+@register.filter
+def unix_us(since_1970_us: int) -> datetime:
+    return datetime.fromtimestamp(since_1970_us // 1_000_000, UTC)
 
 
 @register.filter
