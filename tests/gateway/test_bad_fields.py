@@ -57,7 +57,9 @@ from tests.gateway.bad_requests import assert_refused, body, send
         ({"logit_bias": {"x": 1}}, "invalid_value", "logit_bias"),
         ({"logit_bias": {"999999": 1}}, "invalid_value", "logit_bias"),
         ({"logit_bias": {"5": 1, "05": 2}}, "invalid_value", "logit_bias"),
-        ({"logit_bias": {"5": 101}}, "invalid_value", "logit_bias[...]"),
+        ({"logit_bias": {"5": 101}}, "invalid_value", "logit_bias"),
+        ({"logit_bias": {"5": "much"}}, "invalid_type", "logit_bias"),
+        ({"metadata": {"a": 1}}, "invalid_type", "metadata"),
         ({"n": 0}, "invalid_value", "n"),
         ({"n": 17}, "invalid_value", "n"),
         ({"n": True}, "invalid_type", "n"),
@@ -104,6 +106,11 @@ async def test_an_unknown_tier_is_told_the_ones_there_are(world: Any, tier: str)
     assert_refused(world, response, 400, "invalid_value", "service_tier")
     message = response.json()["error"]["message"]
     assert message == "Invalid 'service_tier': Must be one of auto, default, flex, priority, fast."
+
+
+async def test_a_value_in_an_object_that_is_wrong_is_told_with_the_field_and_the_bound(world: Any) -> None:
+    response = await send(world, body(logit_bias={"5": 101}))
+    assert response.json()["error"]["message"] == "Invalid 'logit_bias': a value in it: Expected `float` <= 100.0."
 
 
 @pytest.mark.parametrize("stream", [False, True])

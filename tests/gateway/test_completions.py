@@ -104,7 +104,7 @@ async def test_usage_comes_last_when_asked_for_and_counts_every_prompt(world: An
         ({"prompt": ""}, "invalid_value", "prompt"),
         ({"prompt": [[]]}, "invalid_value", "prompt"),
         ({"prompt": [259]}, "invalid_value", "prompt"),
-        ({"prompt": [-1]}, "invalid_value", "prompt[...]"),
+        ({"prompt": [-1]}, "invalid_value", "prompt"),
         ({"prompt": ["a", 1]}, "invalid_type", "prompt"),
         ({"prompt": ["x"] * 65}, "invalid_value", "prompt"),
         ({"prompt": "x" * 40_000}, "context_length_exceeded", "prompt"),

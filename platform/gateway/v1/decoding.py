@@ -43,6 +43,7 @@ _UNSUPPORTED = (
 MAX_QUOTED = 200
 Body = TypeVar("Body", bound=Struct)
 _PATH = re.compile(r"^(?P<what>.*?)(?: - at (?P<key>`key` in )?`\$(?P<path>[^`]*)`)?$", re.DOTALL)
+_SOMEWHERE = "[...]"  # msgspec's path to a value of an object, and of a list whose kind it finds out by reading it
 _UNKNOWN = re.compile(r"^Object contains unknown field `(?P<name>.*)`$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(?P<name>.*)`$", re.DOTALL)
 
@@ -79,6 +80,9 @@ def _refuse_field(words: str) -> NoReturn:
         what = f"Must be one of {', '.join(get_args(Tier))}"
     if match["key"]:
         what = f"a name in it: {what}"
+    path, is_inside, _ = path.partition(_SOMEWHERE)
+    if is_inside:
+        what = f"a value in it: {what}"
     reason = Reason.INVALID_TYPE if ", got `" in what else Reason.INVALID_VALUE
     path = _shown(path)
     raise invalid(reason, f"Invalid {path!r}: {_shown(what)}.", path)
