@@ -159,10 +159,10 @@ class LedgerEntryAdmin(OfTenants):
 @admin.register(Rollup)
 class RollupAdmin(OfTenants):
     list_display = [
-        *("hour", "of_tenant", "priority_class", "model", "num_requests", "prompt_tokens", "output_tokens"),
-        "cost_micros",
+        *("hour", "of_tenant", "priority_class", "model", "is_charged", "num_requests", "prompt_tokens"),
+        *("output_tokens", "cost_micros"),
     ]
-    list_filter = [OfTenant, OfClass]
+    list_filter = [OfTenant, OfClass, "is_charged"]
 
 
 @admin.register(EngineCount)

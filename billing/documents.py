@@ -19,16 +19,24 @@ CONSOLE = "the console"  # in place of a key's name
 EVENT_TYPE = "rubato.usage.v1"
 _LINE = (
     *("project", "key", "priority_class", "model", "num_requests", "prompt_tokens", "cached_tokens", "output_tokens"),
-    "cost_micros",
+    *("price_version", "price_prompt", "price_cached", "price_output", "rounding_picos", "cost_micros"),
 )
 _HEADINGS = (
     *("Project", "Key", "Class", "Model"),
-    *("Requests", "Prompt tokens", "of them cached", "Output tokens"),
+    *("Requests", "Prompt tokens", "of them cached", "Output tokens", "Price list"),
+)
+NOT_CHARGED = "not charged"  # in place of an amount
+RECOMPUTED = (
+    "The amount of a line is its tokens at the prices of its list, and what was added by rounding every request up to a"
+    " millionth. What was used and not charged stands in lines of its own."
+)
+NOT_TOLD_APART = (
+    "This statement is of a version that did not tell apart what was not charged: tokens of its lines may hold it."
 )
 _USAGE = (
     *("id", "project_id", "key_id", "priority_class", "model", "source", "state", "reason", "prompt_tokens"),
     *("cached_tokens", "output_tokens", "cost_micros", "price_version", "queue_us", "ttft_us", "total_us", "gpu_us"),
-    *("num_preemptions", "recomputed_tokens", "reserved_at", "ended_at", "requested_class"),
+    *("num_preemptions", "recomputed_tokens", "reserved_at", "ended_at", "requested_class", "is_charged"),
 )
 
 
@@ -45,12 +53,15 @@ def begins_before_its_day(statement: Statement) -> bool:
 
 
 def statement_csv(statement: Statement) -> str:
-    """One row a line, then a row a correction, then the total. Amounts in micro-units: what stands in the ledger."""
+    """One row a line, then a row a correction, then the total. Amounts in micro-units: what stands in the ledger. The
+    kind of a line is ``usage``, or ``uncharged`` for what was used and not charged.
+    """
     out = io.StringIO()
     writer = csv.writer(out)
     writer.writerow(["day", "kind", *_LINE, "reason"])
     for line in statement.lines:
-        writer.writerow([statement.day, "usage", *(plain(value) for value in _values_of(line)), ""])
+        kind = "usage" if is_charged(line) else "uncharged"
+        writer.writerow([statement.day, kind, *(plain(value) for value in _values_of(line)), ""])
     for one in statement.corrections:
         blanks = [""] * (len(_LINE) - 1)
         writer.writerow([statement.day, one["kind"], *blanks, owed_micros(one), plain(one["reason"])])
@@ -69,8 +80,39 @@ def key_of(line: Mapping[str, Any]) -> str:
     return str(line["key"] or "unknown") if line["key_id"] else CONSOLE
 
 
+def is_charged(line: Mapping[str, Any]) -> bool:
+    """Whether the price list was applied to a statement's line. Lines of statements that did not tell say it was."""
+    return bool(line.get("is_charged", True))
+
+
+def tells_apart(statement: Statement) -> bool:
+    """Whether what was not charged stands in lines of its own. A statement stays as its day's version wrote it."""
+    return all("is_charged" in line for line in statement.lines)
+
+
+def prices_of(statement: Statement) -> list[tuple[int, str, str, int, int, int]]:
+    """The prices that its lines were charged at: (list, class, model, prompt, cached, output), in that order."""
+    names = ("price_version", "priority_class", "model", "price_prompt", "price_cached", "price_output")
+    charged = (line for line in statement.lines if line.get("price_version") is not None)
+    return sorted({tuple(line[name] for name in names) for line in charged})
+
+
+def rounding(line: Mapping[str, Any]) -> str:
+    """What rounding added to a statement's line, in whole units, exactly; nothing where nothing was charged."""
+    picos = line.get("rounding_picos")
+    if picos is None or not is_charged(line):
+        return ""
+    micros, rest = divmod(picos, 1_000_000)
+    return f"{money(micros)}{rest:06d}"
+
+
+def cost(line: Mapping[str, Any]) -> str:
+    """What a statement's line says in place of its amount, in whole units."""
+    return money(line["cost_micros"]) if is_charged(line) else NOT_CHARGED
+
+
 def _values_of(line: Mapping[str, Any]) -> list[Any]:
-    return [key_of(line) if name == "key" else line[name] for name in _LINE]
+    return [key_of(line) if name == "key" else line.get(name) for name in _LINE]
 
 
 def plain(value: object) -> object:
@@ -93,10 +135,20 @@ def statement_pdf(statement: Statement, *, tenant_name: str) -> bytes:
         paper.line(f"All amounts are in {currency}. A day has its statement once it is over."),
         paper.gap(),
         paper.table(
-            [*_HEADINGS, f"Cost ({currency})"], [_on_paper(line) for line in statement.lines], texts=(3, 4, 2, 3)
+            [*_HEADINGS, f"Rounding ({currency})", f"Cost ({currency})"],
+            [_on_paper(line) for line in statement.lines],
+            texts=(3, 4, 2, 3),
         ),
         paper.gap(),
     ]
+    if prices := prices_of(statement):
+        rows = [
+            [str(version), label, paper.drawable(model, ""), *(money(micros) for micros in kinds)]
+            for version, label, model, *kinds in prices
+        ]
+        kinds = [f"{kind} ({currency} a million tokens)" for kind in ("Prompt", "Cached", "Output")]
+        story += [paper.table(["Price list", "Class", "Model", *kinds], rows, texts=(1, 1, 3)), paper.gap()]
+    story += [paper.line(RECOMPUTED if tells_apart(statement) else NOT_TOLD_APART), paper.gap()]
     if statement.corrections:
         rows = [
             [one["kind"], paper.drawable(one["reason"], one["operation_id"]), money(owed_micros(one))]
@@ -125,8 +177,14 @@ def _on_paper(line: Mapping[str, Any]) -> list[str]:
         line["priority_class"],
         paper.drawable(line["model"], ""),
         *counts,
-        money(line["cost_micros"]),
+        _text_of(line.get("price_version")),
+        rounding(line),
+        cost(line),
     ]
+
+
+def _text_of(number: int | None) -> str:
+    return "" if number is None else str(number)
 
 
 def statement_file(statement: Statement, kind: str, *, tenant_name: str) -> tuple[bytes, str, str]:

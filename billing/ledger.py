@@ -130,6 +130,7 @@ def _counted(written: Written) -> rollups.CountedEnd:
         key_id=line.key_id,
         priority_class=line.priority_class,
         model=line.model,
+        is_charged=line.kind == "settle",
         created_at=written.written_at,
         prompt_tokens=line.prompt_tokens,
         cached_tokens=line.cached_tokens,

@@ -15,7 +15,7 @@ from django.db import models
 from django.db.models import F, Q
 from django.utils import timezone
 
-from billing.pricing import Terminal, TokenKind
+from billing.pricing import CHARGED_TERMINALS, Terminal, TokenKind
 from tenants.models import CLASS_CHOICES, CLASS_LABELS, Tenant
 
 OPEN = "open"
@@ -152,6 +152,11 @@ class UsageRequest(models.Model):
     def __str__(self) -> str:
         return f"{self.id} {self.state}"
 
+    @property
+    def is_charged(self) -> bool:
+        """Whether the price list was applied to its tokens: its end stands in the ledger as a settle."""
+        return self.state in CHARGED_TERMINALS and self.prompt_tokens + self.output_tokens > 0
+
 
 class LedgerEntry(models.Model):
     """One line of the books. Always: inserted, never changed or deleted (trigger and grants); once per (operation,
@@ -237,8 +242,8 @@ class LedgerEntry(models.Model):
 
 
 class Rollup(models.Model):
-    """Sums of the worker-counted ends of one hour. Always: equal to the ledger's; recomputable by
-    ``rollups.rebuild``.
+    """Sums of the worker-counted ends of one hour; what was used and charged to nobody has rows of its own. Always:
+    equal to the ledger's; recomputable by ``rollups.rebuild``.
     """
 
     tenant = _tenant("rollups")
@@ -247,6 +252,7 @@ class Rollup(models.Model):
     priority_class = models.CharField(max_length=16, choices=CLASS_CHOICES)
     model = models.CharField(max_length=120)
     hour = models.DateTimeField()
+    is_charged = models.BooleanField(default=True, db_default=True, help_text="no: used, and charged to nobody")
     num_requests = models.BigIntegerField()
     prompt_tokens = models.BigIntegerField()
     cached_tokens = models.BigIntegerField()
@@ -261,7 +267,7 @@ class Rollup(models.Model):
         indexes = [models.Index(fields=["hour"], name="rollup_by_hour")]
         constraints = [
             models.UniqueConstraint(
-                fields=["tenant", "hour", "project_id", "key_id", "priority_class", "model"],
+                fields=["tenant", "hour", "project_id", "key_id", "priority_class", "model", "is_charged"],
                 name="rollup_one_row",
                 nulls_distinct=False,
             ),
@@ -285,7 +291,7 @@ class Statement(models.Model):
     zone = models.CharField(max_length=64)
     starts_at = models.DateTimeField()
     ends_at = models.DateTimeField()
-    lines = models.JSONField(help_text="sums by project, key, class and model")
+    lines = models.JSONField(help_text="sums by project, key, class, model and price list")
     corrections = models.JSONField(help_text="adjustments and credits, one by one")
     charged_micros = models.BigIntegerField()
     adjusted_micros = models.BigIntegerField()

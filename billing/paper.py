@@ -22,9 +22,9 @@ from reportlab.pdfbase.ttfonts import TTFont
 from reportlab.platypus import Flowable, Paragraph, SimpleDocTemplate, Spacer, Table, TableStyle
 
 FONT = "DejaVuSans"  # 2.35, as matplotlib brings it, with its licence: Latin, Greek, Cyrillic, Armenian, signs
-MARGIN_PT = 36
+MARGIN_PT = 30
 WIDTH_PT = landscape(A4)[0] - 2 * MARGIN_PT - 12  # the frame keeps 6 on either side
-_SIZE_PT = 8
+_SIZE_PT = 7
 _PADDING_PT = 12  # of a cell, left and right together
 _LEAST_TEXT_PT = 40
 _WRITTEN_FROM_THE_RIGHT = frozenset({"R", "AL", "RLE", "RLO", "RLI"})  # nothing here orders and joins such letters
@@ -117,5 +117,5 @@ def _cell(text: str, style: ParagraphStyle) -> Paragraph:
 def _style(size_pt: int, alignment: Literal[0, 2] = TA_LEFT) -> ParagraphStyle:
     name, leading = _font().fontName, size_pt * 1.25
     return ParagraphStyle(
-        "own", fontName=name, fontSize=size_pt, leading=leading, alignment=alignment, splitLongWords=1
+        "own", fontName=name, fontSize=size_pt, leading=leading, alignment=alignment, splitLongWords=1, spaceShrinkage=0
     )

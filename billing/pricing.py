@@ -73,12 +73,16 @@ class TokenPrices:
 FREE = TokenPrices(prompt=0, cached=0, output=0)
 
 
-def cost_micros(counts: TokenCounts, prices: TokenPrices) -> int:
-    """The formula at the top of this page."""
-    scaled = (
+def scaled_cost(counts: TokenCounts, prices: TokenPrices) -> int:
+    """Before rounding, in millionths of a micro-unit."""
+    return (
         (counts.prompt - counts.cached) * prices.prompt + counts.cached * prices.cached + counts.output * prices.output
     )
-    return -(-scaled // TOKENS_PER_PRICE)
+
+
+def cost_micros(counts: TokenCounts, prices: TokenPrices) -> int:
+    """The formula at the top of this page."""
+    return -(-scaled_cost(counts, prices) // TOKENS_PER_PRICE)
 
 
 def worst_case_micros(*, prompt_tokens: int, max_output_tokens: int, prices: TokenPrices) -> int:

@@ -15,27 +15,29 @@ from uuid import UUID
 from django.db import connection, transaction
 
 _SUMS = ("num_requests", "prompt_tokens", "cached_tokens", "output_tokens", "cost_micros", "num_downgraded")
-_KEY = ("tenant_id", "hour", "project_id", "key_id", "priority_class", "model")
+_KEY = ("tenant_id", "hour", "project_id", "key_id", "priority_class", "model", "is_charged")
 _COLUMNS = (*_KEY, *_SUMS)
 
 _ADD = f"""
 INSERT INTO billing_rollup ({", ".join(_COLUMNS)})
 SELECT * FROM unnest(%s::uuid[], %s::timestamptz[], %s::uuid[], %s::uuid[], %s::text[], %s::text[],
-                     %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[])
+                     %s::boolean[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[])
 ON CONFLICT ({", ".join(_KEY)}) DO UPDATE
 SET {", ".join(f"{name} = billing_rollup.{name} + excluded.{name}" for name in _SUMS)}
 """
 
 _FROM_LEDGER = """
 SELECT tenant_id, date_trunc('hour', created_at, 'UTC') AS hour, project_id, key_id, priority_class, model,
-       count(*)::bigint AS num_requests, sum(prompt_tokens)::bigint AS prompt_tokens,
+       kind = 'settle' AS is_charged, count(*)::bigint AS num_requests, sum(prompt_tokens)::bigint AS prompt_tokens,
        sum(cached_tokens)::bigint AS cached_tokens, sum(output_tokens)::bigint AS output_tokens,
        sum(amount_micros)::bigint AS cost_micros, count(nullif(requested_class, ''))::bigint AS num_downgraded
 FROM billing_ledgerentry
 WHERE kind IN ('settle', 'release') AND attempt IS NOT NULL AND created_at >= %s
-GROUP BY 1, 2, 3, 4, 5, 6
+GROUP BY 1, 2, 3, 4, 5, 6, 7
 """
 _EVER = datetime(1970, 1, 1, tzinfo=UTC)
+
+Place = tuple[str, datetime, str | None, str | None, str, str, bool]  # a row's, in the order of _KEY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +49,7 @@ class CountedEnd:
     key_id: UUID | None
     priority_class: str
     model: str
+    is_charged: bool
     created_at: datetime
     prompt_tokens: int
     cached_tokens: int
@@ -55,10 +58,11 @@ class CountedEnd:
     num_downgraded: int = 0
 
     @property
-    def place(self) -> tuple[str, datetime, str | None, str | None, str, str]:
+    def place(self) -> Place:
         """The row it belongs to."""
         project_id, key_id = (str(value) if value else None for value in (self.project_id, self.key_id))
-        return str(self.tenant_id), hour_of(self.created_at), project_id, key_id, self.priority_class, self.model
+        hour = hour_of(self.created_at)
+        return str(self.tenant_id), hour, project_id, key_id, self.priority_class, self.model, self.is_charged
 
 
 def hour_of(moment: datetime) -> datetime:
@@ -70,7 +74,7 @@ def add(ends: Sequence[CountedEnd]) -> None:
     """Call in the transaction that inserted these lines. Rows are touched in one order everywhere, so settlers never
     deadlock.
     """
-    sums: dict[tuple[str, datetime, str | None, str | None, str, str], list[int]] = {}
+    sums: dict[Place, list[int]] = {}
     for end in ends:
         row = sums.setdefault(end.place, [0] * len(_SUMS))
         counted = (1, end.prompt_tokens, end.cached_tokens, end.output_tokens, end.cost_micros, end.num_downgraded)

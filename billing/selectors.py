@@ -81,11 +81,7 @@ def correction_of(made_id: UUID) -> LedgerEntry | None:
 
 
 def price_list(version: int) -> PriceList:
-    found: dict[PriceKey, dict[str, int]] = {}
-    for price in Price.objects.filter(price_version=version):
-        kinds = found.setdefault((price.model, price.priority_class), dict.fromkeys(TokenKind, 0))
-        kinds[price.token_kind] = price.micros_per_million
-    return PriceList(version, {key: TokenPrices(**kinds) for key, kinds in found.items()})
+    return price_lists([version])[version]
 
 
 def prices_by_place() -> dict[str, dict[str, int]]:
@@ -98,7 +94,16 @@ def by_place(prices: Mapping[PriceKey, TokenPrices]) -> dict[str, dict[str, int]
 
 
 def price_lists(versions: Iterable[int]) -> dict[int, PriceList]:
-    return {version: price_list(version) for version in sorted(set(versions))}
+    """One query, however many they are."""
+    found: dict[int, dict[PriceKey, dict[str, int]]] = {version: {} for version in versions}
+    for price in Price.objects.filter(price_version__in=list(found)):
+        places = found[price.price_version_id]
+        kinds = places.setdefault((price.model, price.priority_class), dict.fromkeys(TokenKind, 0))
+        kinds[price.token_kind] = price.micros_per_million
+    return {
+        version: PriceList(version, {key: TokenPrices(**kinds) for key, kinds in places.items()})
+        for version, places in found.items()
+    }
 
 
 def current_policy_document() -> dict[str, object]:

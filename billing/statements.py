@@ -1,4 +1,4 @@
-"""Days of a tenant closed into statements, from the ledger alone. Refuses to know prices: the ledger holds amounts.
+"""Days of a tenant closed into statements, from the ledger alone. Refuses to compute an amount: the ledger holds them.
 
 A day closes GRACE after its midnight in the tenant's zone, when no transaction of that day can still commit.
 """
@@ -6,39 +6,21 @@ A day closes GRACE after its midnight in the tenant's zone, when no transaction 
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from datetime import date, datetime, time, timedelta
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
 from django.db import connection, transaction
-from django.db.models import Count, Min, Q, QuerySet, Sum
+from django.db.models import Min, Q, QuerySet, Sum
 
 from billing.models import CORRECTIONS, LedgerEntry, Statement
-from billing.selectors import ENDS
-from tenants.models import ApiKey, Project, Tenant
+from billing.statement_lines import lines_of
+from tenants.models import Tenant
 
 GRACE = timedelta(minutes=10)
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StatementLine:
-    """What one key used of one model in one class. Names are those of the day of closing; blank where unknown."""
-
-    project_id: str
-    project: str
-    key_id: str
-    key: str
-    priority_class: str
-    model: str
-    num_requests: int
-    prompt_tokens: int
-    cached_tokens: int
-    output_tokens: int
-    cost_micros: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +131,7 @@ def _drawn_up(tenant: Tenant, found: Day) -> Statement:
         zone=tenant.timezone,
         starts_at=starts_at,
         ends_at=ends_at,
-        lines=[asdict(line) for line in _lines(tenant.id, starts_at, ends_at)],
+        lines=[asdict(line) for line in lines_of(tenant.id, _span(tenant.id, starts_at, ends_at))],
         corrections=[asdict(one) for one in _corrections(tenant.id, starts_at, ends_at)],
         charged_micros=charged,
         adjusted_micros=adjusted,
@@ -174,48 +156,6 @@ def _totals(tenant_id: UUID, starts_at: datetime, ends_at: datetime) -> tuple[in
 
 def _span(tenant_id: UUID, starts_at: datetime, ends_at: datetime) -> QuerySet[LedgerEntry]:
     return LedgerEntry.objects.filter(tenant_id=tenant_id, created_at__gte=starts_at, created_at__lt=ends_at)
-
-
-def _names_of_keys(tenant_id: UUID) -> dict[UUID, str]:
-    """By id; those of one name are told apart by the end of their secret, as where they are listed."""
-    keys = ApiKey.objects.filter(tenant_id=tenant_id).values_list("id", "name", "last4")
-    of_name = Counter(name for _, name, _ in keys)
-    return {key_id: f"{name} …{last4}" if of_name[name] > 1 else name for key_id, name, last4 in keys}
-
-
-def _lines(tenant_id: UUID, starts_at: datetime, ends_at: datetime) -> list[StatementLine]:
-    projects = dict(Project.objects.filter(tenant_id=tenant_id).values_list("id", "name"))
-    keys = _names_of_keys(tenant_id)
-    place = ("project_id", "key_id", "priority_class", "model")
-    rows = (
-        _span(tenant_id, starts_at, ends_at)
-        .filter(kind__in=ENDS, attempt__isnull=False)
-        .order_by(*place)
-        .values(*place)
-        .annotate(
-            num_requests=Count("id"),
-            prompts=Sum("prompt_tokens"),
-            cached=Sum("cached_tokens"),
-            outputs=Sum("output_tokens"),
-            cost=Sum("amount_micros"),
-        )
-    )
-    return [
-        StatementLine(
-            project_id=str(row["project_id"] or ""),
-            project=projects.get(row["project_id"], ""),
-            key_id=str(row["key_id"] or ""),
-            key=keys.get(row["key_id"], ""),
-            priority_class=row["priority_class"],
-            model=row["model"],
-            num_requests=row["num_requests"],
-            prompt_tokens=row["prompts"],
-            cached_tokens=row["cached"],
-            output_tokens=row["outputs"],
-            cost_micros=row["cost"],
-        )
-        for row in rows
-    ]
 
 
 def _corrections(tenant_id: UUID, starts_at: datetime, ends_at: datetime) -> list[Correction]:

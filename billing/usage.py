@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
-from django.db.models import Aggregate, Count, F, Q, QuerySet, Sum
+from django.db.models import Aggregate, BooleanField, Count, ExpressionWrapper, F, Q, QuerySet, Sum
 from django.db.models.functions import Trunc, TruncDate
 
 from billing.models import CORRECTIONS, LedgerEntry, Rollup
@@ -31,6 +31,7 @@ _FROM_LEDGER: dict[str, Aggregate] = {
     "cost_micros": Sum("amount_micros"),
     "num_downgraded": Count("id", filter=~Q(requested_class="")),
 }
+_IS_SETTLED = ExpressionWrapper(Q(kind="settle"), output_field=BooleanField())
 
 
 class Width(Enum):
@@ -59,6 +60,7 @@ class Group(Enum):
     KEY = "key_id"
     MODEL = "model"
     CLASS = "priority_class"
+    CHARGED = "is_charged"  # of usage alone: what was used and charged to nobody owes nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +222,7 @@ def _rows(
     source: QuerySet[Any]
     if width is Width.MINUTE:
         moment, sums = "created_at", _FROM_LEDGER
-        source = LedgerEntry.objects.filter(kind__in=ENDS, attempt__isnull=False)
+        source = LedgerEntry.objects.filter(kind__in=ENDS, attempt__isnull=False).annotate(is_charged=_IS_SETTLED)
     else:
         moment, sums = "hour", _FROM_ROLLUPS
         source = Rollup.objects.all()

@@ -30,13 +30,16 @@ NAMES = {
     "empty": ("", ""),
 }
 LARGEST = 10**15
+DEAREST = 10**12
 
 
 def statement(project: str, key: str, **changes: Any) -> Statement:
     line = {
         **{"project_id": ID, "project": project, "key_id": ID, "key": key, "priority_class": "interactive"},
         **{"model": "smollm2-135m-instruct", "num_requests": LARGEST, "prompt_tokens": LARGEST},
-        **{"cached_tokens": LARGEST, "output_tokens": LARGEST, "cost_micros": LARGEST},
+        **{"cached_tokens": LARGEST, "output_tokens": LARGEST, "cost_micros": LARGEST, "is_charged": True},
+        **{"price_version": 9_999, "price_prompt": DEAREST, "price_cached": DEAREST, "price_output": DEAREST},
+        "rounding_picos": LARGEST * 1_000_000 - 1,
     }
     correction = {"kind": "credit", "operation_id": ID, "reason": key, "amount_micros": LARGEST}
     sums = dict.fromkeys(("charged_micros", "adjusted_micros", "credited_micros", "total_micros"), -LARGEST)
@@ -84,6 +87,8 @@ def test_a_statement_of_any_names_is_made_with_every_amount_whole(
     monkeypatch.setattr("reportlab.rl_config.pageCompression", 0)
     page = documents.statement_pdf(statement(*names), tenant_name=names[0]).decode("latin-1")
     assert page.count("(1,000,000,000,000,000)") == 4
+    assert page.count("(999999999.999999999999)") == 1
+    assert page.count("(1000000.000000)") == 3
     assert page.count("(1000000000.000000)") == 1
     assert page.count("(-1000000000.000000)") == 5
 
@@ -93,7 +98,7 @@ def test_the_columns_of_a_statement_fit_on_the_page_with_the_largest_numbers(mon
     table = paper.table
     monkeypatch.setattr(paper, "table", lambda *given, **more: made.append(table(*given, **more)) or made[-1])
     documents.statement_pdf(statement(*REALISTIC), tenant_name="Aurora")
-    assert len(made) == 3
+    assert len(made) == 4
     assert all(sum(one._colWidths) <= paper.WIDTH_PT + 0.01 for one in made)
 
 

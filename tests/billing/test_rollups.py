@@ -7,8 +7,12 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from django.db import connections
+from django.db.migrations.executor import MigrationExecutor
+
 from billing import ledger, rollups, selectors
 from billing.models import Rollup
+from billing.pricing import Terminal, TokenCounts
 from billing.rollups import CountedEnd
 
 
@@ -38,6 +42,33 @@ def test_rebuilding_since_an_hour_leaves_the_hours_before_it_alone(world: Any) -
     assert Rollup.objects.get().output_tokens == 20
 
 
+def test_what_was_used_and_not_charged_has_a_row_of_its_own_also_when_made_anew(world: Any) -> None:
+    """A settle and a release of one hour and place."""
+    stopped = world.usage(2, terminal=Terminal.EXPIRED, counts=TokenCounts(prompt=7, output=5))
+    ledger.apply([world.reserve(1), world.usage(1), world.reserve(2), stopped])
+    expected = [(True, 100, 20, 27), (False, 7, 5, 0)]
+    for _ in range(2):
+        rows = Rollup.objects.order_by("-is_charged")
+        assert list(rows.values_list("is_charged", "prompt_tokens", "output_tokens", "cost_micros")) == expected
+        assert rollups.num_wrong_rows() == 0
+        rollups.rebuild()
+
+
+def test_roll_ups_of_an_installation_of_before_are_made_anew(transactional_db: None, world: Any) -> None:
+    """One row held both; the migration goes either way."""
+    stopped = world.usage(2, terminal=Terminal.EXPIRED, counts=TokenCounts(prompt=7, output=5))
+    ledger.apply([world.reserve(1), world.usage(1), world.reserve(2), stopped])
+    before, after = [("billing", "0011_corrections_by_tenant")], MigrationExecutor(connections["owner"]).loader.graph
+    try:
+        MigrationExecutor(connections["owner"]).migrate(before)
+        with connections["default"].cursor() as cursor:
+            cursor.execute("SELECT prompt_tokens, output_tokens, cost_micros FROM billing_rollup")
+            assert cursor.fetchall() == [(107, 25, 27)]
+    finally:
+        MigrationExecutor(connections["owner"]).migrate(after.leaf_nodes("billing"))
+    assert (Rollup.objects.count(), rollups.num_wrong_rows()) == (2, 0)
+
+
 def test_roll_ups_are_apart_by_hour(world: Any) -> None:
     end = CountedEnd(
         tenant_id=world.aurora,
@@ -45,6 +76,7 @@ def test_roll_ups_are_apart_by_hour(world: Any) -> None:
         key_id=None,
         priority_class="default",
         model="m",
+        is_charged=True,
         created_at=datetime(2026, 11, 29, 10, 59, 59, 999_999, tzinfo=UTC),
         prompt_tokens=1,
         cached_tokens=0,

@@ -11,7 +11,8 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from billing import documents, ledger
-from billing.models import Rollup, UsageRequest
+from billing.models import LedgerEntry, Rollup, UsageRequest
+from billing.pricing import Terminal, TokenCounts
 from billing.usage import Bucket, Filter, Group, Sums, Width, buckets, days
 
 DAY = datetime(2026, 11, 29, tzinfo=UTC)
@@ -65,6 +66,19 @@ def test_downgraded_requests_are_counted_beside_the_class_that_served_them(world
     assert (one.group, one.num_requests, one.num_downgraded) == ({"priority_class": "batch"}, 3, 2)
 
 
+@pytest.mark.parametrize("width", list(Width))
+def test_what_was_not_charged_is_told_apart_from_what_was(world: Any, width: Width) -> None:
+    stopped = world.usage(2, terminal=Terminal.EXPIRED, counts=TokenCounts(prompt=7, cached=3, output=5))
+    ledger.apply([world.reserve(1), world.usage(1), world.reserve(2), stopped, world.reserve(3), world.release(3)])
+    ended = UsageRequest.objects.get(id=world.operation_id(1)).ended_at
+    spans = {"tenant_id": world.aurora, "starts_at": ended, "ends_at": ended + timedelta(minutes=1), "width": width}
+    parts = [sums for bucket in buckets(**spans, groups=[Group.CHARGED]) for sums in bucket.parts]
+    told = {one.group["is_charged"]: (one.num_requests, one.prompt_tokens, one.cost_micros) for one in parts}
+    assert told == {True: (1, 100, 27), False: (1, 7, 0)}
+    (both,) = [sums for bucket in buckets(**spans) for sums in bucket.parts]
+    assert (both.num_requests, both.prompt_tokens, both.cached_tokens, both.output_tokens) == (2, 107, 3, 25)
+
+
 def test_groups_tell_sums_apart_and_filters_leave_others_out(world: Any) -> None:
     sums(world.aurora, DAY, 1, priority_class="batch")
     sums(world.aurora, DAY, 2, priority_class="default")
@@ -89,6 +103,24 @@ def test_more_buckets_than_an_answer_holds_are_refused(world: Any) -> None:
 def test_ninety_days_are_one_query(world: Any, django_assert_num_queries: Any) -> None:  # P76
     with django_assert_num_queries(1):
         buckets(tenant_id=world.aurora, starts_at=DAY, ends_at=DAY + timedelta(days=90), width=Width.DAY)
+
+
+@pytest.mark.parametrize(
+    ("terminal", "counts", "is_charged"),
+    [
+        (Terminal.COMPLETED, TokenCounts(7, 3, 5), True),
+        (Terminal.CANCELLED_CLIENT, TokenCounts(7, 3, 0), True),
+        (Terminal.CANCELLED_CLIENT, TokenCounts(), False),
+        *((ended, TokenCounts(7, 3, 5), False) for ended in (Terminal.EXPIRED, Terminal.FAILED_PLATFORM)),
+    ],
+)
+def test_an_exported_operation_says_whether_it_is_charged_as_the_ledger_does(
+    world: Any, terminal: Terminal, counts: TokenCounts, is_charged: bool
+) -> None:
+    ledger.apply([world.reserve(1), world.usage(1, terminal=terminal, counts=counts)])
+    (line,) = documents.usage_ndjson(UsageRequest.objects.all())
+    assert json.loads(line)["is_charged"] == is_charged
+    assert LedgerEntry.objects.filter(kind="settle").exists() == is_charged
 
 
 def test_an_operation_is_exported_the_same_in_each_format(world: Any) -> None:

@@ -89,7 +89,9 @@ LINE = {
     **{"project": "Customer support assistant (production, EU-West)", "priority_class": "interactive"},
     **{"key": "nightly summariser of the insurance claims team in Kraków-Łódź", "model": "smollm2-135m-instruct"},
     **{"num_requests": 1_234_567, "prompt_tokens": 123_456_789_012, "cached_tokens": 99_999_999_999},
-    **{"output_tokens": 55_555_555_555, "cost_micros": 123_456_789_012_345},
+    **{"output_tokens": 55_555_555_555, "cost_micros": 123_456_789_012_345, "is_charged": True},
+    **{"price_version": 1_234, "price_prompt": 150_000, "price_cached": 75_000, "price_output": 10**12},
+    "rounding_picos": 1_234_567_000_000,
 }
 CASES = [
     pytest.param(role, path, id=name)

@@ -77,8 +77,8 @@ class House:
         (self.statement,) = [one for one in statements.close_due_days(close_at) if one.tenant_id == self.tenant.id]
         self._keys: dict[Role, str] = {}
 
-    def spend(self) -> None:
-        """3 prompt and 2 output tokens: 7 micro-units."""
+    def spend(self, terminal: Terminal = Terminal.COMPLETED) -> None:
+        """3 prompt and 2 output tokens: 7 micro-units where they are charged."""
         same = {
             "operation_id": uuid.uuid4(),
             "tenant_id": self.tenant.id,
@@ -90,7 +90,7 @@ class House:
             "price_version": self.price_version,
         }
         reserve = Reservation(source="rest", money_micros=99, reserved_tokens=9, window_id="2026-11", **same)
-        usage = Settlement(attempt=1, counts=TokenCounts(3, 0, 2), terminal=Terminal.COMPLETED, **same)
+        usage = Settlement(attempt=1, counts=TokenCounts(3, 0, 2), terminal=terminal, **same)
         ledger.apply([reserve, usage])
 
     def management_key(self, role: Role) -> str:

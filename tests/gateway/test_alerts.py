@@ -107,6 +107,10 @@ def test_tokens_of_the_window_are_counted_and_those_before_it_are_not(house: Hou
         Rollup.objects.create(tenant=house.tenant, hour=hour, prompt_tokens=tokens, output_tokens=tokens, **sums)
     alerts.find(NOON, Till())
     assert told() == []
+    lost = {**sums, "prompt_tokens": 700, "output_tokens": 700, "is_charged": False}
+    Rollup.objects.create(tenant=house.tenant, hour=NOON, **lost)  # a quota gives back what is not charged
+    alerts.find(NOON, Till())
+    assert told() == []
     Rollup.objects.create(tenant=house.tenant, hour=NOON, prompt_tokens=1, output_tokens=1, **sums)
     alerts.find(NOON, Till())
     ((event, subject, data),) = told()

@@ -14,6 +14,7 @@ from django.utils import timezone
 
 from billing import services as billing_services
 from billing.models import LedgerEntry, Statement
+from billing.pricing import Terminal
 from tests.gateway.management_world import House, as_owner, error, open_houses, whole
 
 
@@ -56,6 +57,20 @@ def test_costs_hold_the_corrections_and_tell_them_apart_when_asked(aurora: House
     by_tier = {one["service_tier"]: one["amount"]["value"] for one in told("&group_by=service_tier")}
     assert by_tier == {"default": 0.000004, None: -0.000006}
     assert {one["line_item"] for one in told("&group_by=service_tier")} == {None}
+
+
+def test_usage_tells_apart_what_was_charged_when_asked(aurora: House) -> None:
+    start = int((timezone.now() - timedelta(days=1)).timestamp())
+
+    def told(asked: str = "") -> list[tuple[Any, int]]:
+        page = as_owner(aurora, "GET", f"usage/completions?start_time={start}{asked}").json()
+        return [(one["charged"], one["input_tokens"]) for bucket in page["data"] for one in bucket["results"]]
+
+    aurora.spend(Terminal.EXPIRED)
+    assert told() == [(None, 6)]
+    assert sorted(told("&group_by=charged")) == [(False, 3), (True, 3)]
+    refused = error(as_owner(aurora, "GET", "costs?start_time=1&group_by=charged"))
+    assert (refused["code"], refused["param"]) == ("invalid_request", "group_by")
 
 
 def test_usage_has_no_line_items(aurora: House) -> None:

@@ -186,6 +186,10 @@ class UsageResult(Grouped):
     num_downgraded_requests = serializers.IntegerField()
     user_id = serializers.CharField(allow_null=True)
     batch = serializers.BooleanField(allow_null=True)
+    charged = serializers.BooleanField(
+        allow_null=True,
+        help_text="false: used, and not charged; null, for all that was used, unless asked for in groups of it",
+    )
 
 
 class Amount(Shape):

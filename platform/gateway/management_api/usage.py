@@ -38,6 +38,8 @@ from tenants.roles import Capability
 WIDTHS = {"1m": Width.MINUTE, "1h": Width.HOUR, "1d": Width.DAY}
 DEFAULT_BUCKETS = {"1m": 60, "1h": 24, "1d": 7}
 GROUPS = {"project_id": Group.PROJECT, "api_key_id": Group.KEY, "model": Group.MODEL, "service_tier": Group.CLASS}
+CHARGED = "charged"
+USAGE_GROUPS = {**GROUPS, CHARGED: Group.CHARGED}
 LINE_ITEM = "line_item"
 COST_GROUPS = [*GROUPS, LINE_ITEM]
 TIERS = {"interactive": "priority", "default": "default", "batch": "flex"}
@@ -73,13 +75,15 @@ _FIRST, _LAST = datetime(2000, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UT
 
 
 class CompletionsUsage(View):
-    """``/v1/organization/usage/completions``: tokens and requests."""
+    """``/v1/organization/usage/completions``: tokens and requests, all that were used. ``group_by=charged`` tells apart
+    those that the price list was applied to.
+    """
 
     needs = {"GET": Capability.SEE_USAGE}
 
-    @answers(buckets_of(UsageResult), asks=[*BUCKETED, _group_by(list(GROUPS))])
+    @answers(buckets_of(UsageResult), asks=[*BUCKETED, _group_by(list(USAGE_GROUPS))])
     def get(self, request: Request) -> Response:
-        groups = _groups(request, list(GROUPS))
+        groups = _groups(request, list(USAGE_GROUPS))
         read = partial(buckets, tenant_id=self.principal.tenant_id, groups=groups)
         return Response(_answer(request, read, _usage_result))
 
@@ -199,6 +203,7 @@ def _usage_result(sums: Sums) -> dict[str, Any]:
         "num_downgraded_requests": sums.num_downgraded,
         "user_id": None,
         "batch": None,
+        "charged": sums.group.get(Group.CHARGED.value),
         **_grouped(sums.group),
     }
 
@@ -256,7 +261,7 @@ def _groups(request: Request, known: Sequence[str]) -> list[Group]:
     names = _listed(request, "group_by")
     if unknown := [name for name in names if name not in known]:
         raise _wrong("group_by", f"{unknown[0][:64]!r} is not known; known are {', '.join(known)}")
-    return [group for name, group in GROUPS.items() if name in names]
+    return [group for name, group in USAGE_GROUPS.items() if name in names]
 
 
 def _filter(request: Request) -> Filter:

@@ -128,13 +128,16 @@ def _crossed(now: datetime, lines: Sequence[Threshold], gate: MoneyGate) -> Iter
 
 
 def _tokens(windows: Collection[Window]) -> dict[Window, int]:
-    """Prompt and output tokens, from the hour on in which a window begins: roll-ups are by hours of UTC."""
+    """Prompt and output tokens that are charged: those that a quota counts, for the gate gives all others back.
+
+    From the hour on in which a window begins: roll-ups are by hours of UTC.
+    """
     if not windows:
         return {}
     wanted = Q()
     for one in windows:
         wanted |= Q(tenant_id=one.tenant_id, priority_class=one.priority_class, hour__gte=_hour(one.starts_at))
-    rows = Rollup.objects.filter(wanted).order_by().values("tenant_id", "priority_class")
+    rows = Rollup.objects.filter(wanted, is_charged=True).order_by().values("tenant_id", "priority_class")
     sums = rows.annotate(tokens=Sum(F("prompt_tokens") + F("output_tokens")))
     found = {(row["tenant_id"], row["priority_class"]): int(row["tokens"]) for row in sums}
     return {one: found.get((one.tenant_id, one.priority_class), 0) for one in windows}

@@ -33,7 +33,9 @@ class NewThreshold(forms.Form):
     priority_class = forms.ChoiceField(choices=CLASS_CHOICES, label="class")
     measure = forms.ChoiceField(choices=Threshold.Measure.choices, label="counted in")
     amount = WholeNumber(
-        min_value=1, max_value=10**15, help_text="1 to 100 for percent; else a number of tokens in the class's window"
+        min_value=1,
+        max_value=10**15,
+        help_text="1 to 100 for percent; else a number of tokens in the class's window, of those that are charged",
     )
 
 

@@ -33,9 +33,10 @@ _FIELDS = ("num_requests", "num_downgraded", "prompt_tokens", "cached_tokens", "
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One group of one bucket, or of the whole span."""
+    """One group of one bucket, or of the whole span: what was charged of it, or what was used and not charged."""
 
     name: str
+    is_charged: bool
     num_requests: int
     num_downgraded: int
     prompt_tokens: int
@@ -50,7 +51,9 @@ class Row:
 
 @page(Capability.SEE_USAGE)
 def usage(request: HttpRequest, me: Member) -> HttpResponse:
-    """Bars over time, a table by group, the quotas; ``?format=csv`` is the table of every bucket."""
+    """Bars over time, a table by group with what was not charged apart, the limits; ``?format=csv`` is the table bucket
+    by bucket.
+    """
     span = request.GET.get("span", "week")
     by = request.GET.get("by", "class")
     if span not in SPANS or by not in GROUPS or request.GET.get("format", "csv") != "csv":
@@ -65,13 +68,14 @@ def usage(request: HttpRequest, me: Member) -> HttpResponse:
             for sums in one.parts
         ]
         return _csv(by, rows, me.may(Capability.SEE_MONEY))
-    totals: dict[str, list[int]] = {}
-    for one in found:
-        for sums in one.parts:
-            row = _row(names, column, sums)
-            total = totals.setdefault(row.name, [0] * len(_FIELDS))
-            for index, field in enumerate(_FIELDS):
-                total[index] += getattr(row, field)
+    totals: dict[tuple[str, bool], list[int]] = {}
+    wholes: dict[bool, list[int]] = {}
+    for row in (_row(names, column, sums) for one in found for sums in one.parts):
+        total = totals.setdefault((row.name, row.is_charged), [0] * len(_FIELDS))
+        whole = wholes.setdefault(row.is_charged, [0] * len(_FIELDS))
+        for index, field in enumerate(_FIELDS):
+            total[index] += getattr(row, field)
+            whole[index] += getattr(row, field)
     context = {
         "me": me,
         "span": span,
@@ -82,8 +86,8 @@ def usage(request: HttpRequest, me: Member) -> HttpResponse:
             [int(one.starts_at.timestamp()) for one in found],
             [sum(sums.prompt_tokens + sums.output_tokens for sums in one.parts) for one in found],
         ],
-        "rows": [Row(name, *values) for name, values in sorted(totals.items())],
-        "whole": Row("all", *(sum(values[index] for values in totals.values()) for index in range(len(_FIELDS)))),
+        "rows": [Row(*place, *totals[place]) for place in sorted(totals, key=_charged_first)],
+        "wholes": [Row("all", is_charged, *wholes[is_charged]) for is_charged in sorted(wholes, reverse=True)],
         "quotas": QuotaPolicy.objects.order_by("priority_class"),
         "zone": zone,
         "cuts_hours": any(one.starts_at.minute for one in found),
@@ -93,14 +97,14 @@ def usage(request: HttpRequest, me: Member) -> HttpResponse:
 
 def _buckets(me: Member, length: timedelta, group: Group, zone: ZoneInfo) -> list[Bucket[Sums]]:
     """Hours of UTC; of a quarter the days of the tenant's calendar, which are those of its statements."""
-    now = timezone.now()
+    now, groups = timezone.now(), [group, Group.CHARGED]
     if length == SPANS["quarter"]:
         today = now.astimezone(zone).date()
         first = today - length + timedelta(days=1)
-        return days(tenant_id=me.tenant.id, first=first, last=today, zone=zone, groups=[group], using=ALIAS)
+        return days(tenant_id=me.tenant.id, first=first, last=today, zone=zone, groups=groups, using=ALIAS)
     starts_at = now - length + Width.HOUR.length
     return buckets(
-        tenant_id=me.tenant.id, starts_at=starts_at, ends_at=now, width=Width.HOUR, groups=[group], using=ALIAS
+        tenant_id=me.tenant.id, starts_at=starts_at, ends_at=now, width=Width.HOUR, groups=groups, using=ALIAS
     )
 
 
@@ -135,7 +139,14 @@ def _statement_page(request: HttpRequest, me: Member, found: Statement, open_day
         "me": me,
         "statement": found,
         "begins_before": documents.begins_before_its_day(found),
-        "lines": [(line, documents.key_of(line), documents.money(line["cost_micros"])) for line in found.lines],
+        "lines": [
+            (line, documents.key_of(line), documents.rounding(line), documents.cost(line)) for line in found.lines
+        ],
+        "prices": [
+            (version, label, model, [documents.money(micros) for micros in kinds])
+            for version, label, model, *kinds in documents.prices_of(found)
+        ],
+        "said_of_lines": documents.RECOMPUTED if documents.tells_apart(found) else documents.NOT_TOLD_APART,
         "corrections": [(one, documents.money(documents.owed_micros(one))) for one in found.corrections],
         "sums": [
             (name, documents.money(micros))
@@ -199,15 +210,22 @@ def _names(by: str) -> dict[str, str]:
 def _row(names: dict[str, str], column: str, sums: Sums) -> Row:
     value = str(sums.group.get(column) or "")
     nameless = documents.CONSOLE if column == Group.KEY.value else "unknown"
-    return Row(names.get(value, value) or nameless, *(getattr(sums, field) for field in _FIELDS))
+    is_charged = bool(sums.group[Group.CHARGED.value])
+    return Row(names.get(value, value) or nameless, is_charged, *(getattr(sums, field) for field in _FIELDS))
+
+
+def _charged_first(place: tuple[str, bool]) -> tuple[str, bool]:
+    name, is_charged = place
+    return name, not is_charged
 
 
 def _csv(by: str, rows: list[tuple[str, Row]], with_money: bool) -> HttpResponse:
     fields = _FIELDS if with_money else _FIELDS[:-1]
     out = io.StringIO()
     writer: Any = csv.writer(out)
-    writer.writerow(["starts_at", by, *fields])
+    writer.writerow(["starts_at", by, "is_charged", *fields])
     for starts_at, row in rows:
-        writer.writerow([starts_at, documents.plain(row.name), *(getattr(row, field) for field in fields)])
+        values = (getattr(row, field) for field in ("is_charged", *fields))
+        writer.writerow([starts_at, documents.plain(row.name), *values])
     headers = {"Content-Disposition": f'attachment; filename="usage-by-{by}.csv"'}
     return HttpResponse(out.getvalue(), content_type="text/csv; charset=utf-8", headers=headers)
