@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
+from django.db.models import Q, QuerySet
+from django.utils.timezone import now
+
 from scheduler_engine.policy import ClassPolicy, PolicySnapshot, TenantClassPolicy, gpu_classes, snapshot_to_dict
 from scheduler_engine.policy import PriorityClass as ClassName
-from tenants.models import AuditEvent, PolicyVersion, PriorityClass, QuotaPolicy, Tenant
+from tenants.models import ApiKey, AuditEvent, PolicyVersion, PriorityClass, QuotaPolicy, Tenant
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +19,12 @@ class StoredPolicy:
 
     version: int
     policy: dict[str, Any]
+
+
+def open_keys() -> QuerySet[ApiKey]:
+    """Keys that open inference now: all that are recommended, or offered to be chosen, anywhere."""
+    unended = Q(expires_at=None) | Q(expires_at__gt=now())
+    return ApiKey.objects.filter(unended, revoked_at=None, role="")
 
 
 def class_policy(row: PriorityClass) -> ClassPolicy:

@@ -118,10 +118,12 @@ def issue_key(
     """A new key of the project's tenant. Its text leaves here once and is stored nowhere.
 
     With a role it is a management key: it opens the management API and no inference. Raises ValidationError, also where
-    there is a key of this ``key_id``; and AboveOneself.
+    there is a key of this ``key_id``, and for an end that has passed; and AboveOneself.
     """
     if role is not None:
         rights.require(role, f"make a key of the role {role}")
+    if expires_at is not None and expires_at <= timezone.now():
+        raise ValidationError({"expires_at": "a key ends in the future"})
     new = api_keys.make(env)
     key = ApiKey(
         tenant_id=project.tenant_id,
@@ -164,8 +166,8 @@ def rotate_key(
         key = ApiKey.objects.select_for_update().get(id=key_id)
         require_rotatable(key)
         now = timezone.now()
-        if key.revoked_at is not None or (key.expires_at is not None and key.expires_at <= now):
-            raise ValidationError("a key that has ended cannot be rotated: make a new one")
+        if key.has_ended:
+            raise ValidationError(f"{key.name} has ended, and cannot be rotated: make a new key")
         if expected_last4 not in (None, key.last4):
             raise ValidationError(f"{key.name} has been rotated since this form was opened; it ends in {key.last4} now")
         if not end_previous and (until := key.previous_good_until):

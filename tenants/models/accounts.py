@@ -110,6 +110,11 @@ class ApiKey(Named):
         ]
 
     @property
+    def has_ended(self) -> bool:
+        """Revoked, or its time is over."""
+        return self.revoked_at is not None or (self.expires_at is not None and self.expires_at <= now())
+
+    @property
     def previous_good_until(self) -> datetime | None:
         """When the secret before the last rotation ends; None where there is none, or it has ended."""
         return self.previous_until if self.previous_until and self.previous_until > now() else None

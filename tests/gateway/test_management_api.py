@@ -120,6 +120,7 @@ def test_a_key_never_makes_a_key_that_may_do_more(aurora: House) -> None:
         ("POST", "invites", {"email": "nobody", "role": "admin"}, "email"),
         ("POST", "invites", {"email": "x@y.example", "role": "king"}, "role"),
         ("POST", "api_keys/{key}/rotate", {"grace_seconds": -1}, "grace_seconds"),
+        ("POST", "projects/{project}/api_keys", {"name": "x", "expires_at": "2020-01-01T00:00:00Z"}, "expires_at"),
         ("GET", "projects?limit=0", None, "limit"),
         ("GET", "projects?after=nonsense", None, "after"),
         ("GET", "audit_logs?after=x", None, "after"),

@@ -277,7 +277,16 @@ def test_a_grace_out_of_range_is_refused(aurora: Any, grace: timedelta) -> None:
         services.rotate_key(actor="ann", key_id=aurora.key.key.id, env="test", grace=grace)
 
 
-def test_a_key_that_has_ended_is_not_rotated(aurora: Any) -> None:
-    services.revoke_key(actor="ann", key_id=aurora.key.key.id)
-    with pytest.raises(ValidationError, match="make a new one"):
+@pytest.mark.parametrize("end", ["revoked_at", "expires_at"])
+def test_a_key_that_has_ended_is_not_rotated(aurora: Any, end: str) -> None:
+    ApiKey.objects.filter(id=aurora.key.key.id).update(**{end: timezone.now()})
+    with pytest.raises(ValidationError, match="make a new key"):
         services.rotate_key(actor="ann", key_id=aurora.key.key.id, env="test", grace=timedelta(hours=1))
+
+
+def test_a_key_ends_in_the_future(aurora: Any) -> None:
+    for over in (timezone.now(), timezone.now() - timedelta(days=9_999)):
+        with pytest.raises(ValidationError, match="ends in the future") as refused:
+            services.issue_key(actor="ann", project=aurora.project, name="dead", env="test", expires_at=over)
+        assert set(refused.value.message_dict) == {"expires_at"}
+    assert not ApiKey.objects.filter(name="dead").exists()

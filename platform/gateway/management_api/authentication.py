@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from django.utils import timezone
 from rest_framework.authentication import BaseAuthentication
 from rest_framework.exceptions import AuthenticationFailed, PermissionDenied
 from rest_framework.permissions import BasePermission
@@ -68,12 +67,9 @@ def principal_of(headers: Iterable[tuple[bytes, bytes]], query_string: bytes) ->
         return _WRONG_KEY
     key = ApiKey.objects.select_related("tenant").filter(public_id=parsed.public_id).first()
     match = api_keys.match(parsed.secret, *((key.secret_sha256, key.previous_sha256) if key else ("", "")))
-    if key is None or match is Match.NONE or not key.role or key.revoked_at is not None or not key.tenant.is_active:
+    if key is None or match is Match.NONE or not key.role or key.has_ended or not key.tenant.is_active:
         return _WRONG_KEY
-    now = timezone.now()
-    if match is Match.PREVIOUS and (key.previous_until is None or now >= key.previous_until):
-        return _WRONG_KEY
-    if key.expires_at is not None and key.expires_at <= now:
+    if match is Match.PREVIOUS and key.previous_good_until is None:
         return _WRONG_KEY
     return Principal(key.tenant_id, key.id, key.actor, Role(key.role))
 

@@ -55,7 +55,7 @@ def handle(error: Exception, context: dict[str, Any]) -> Response | None:
         return Response(body, status=409, headers={"x-should-retry": "false"})
     if isinstance(error, ModelError):
         param, message = _first(error.message_dict if hasattr(error, "error_dict") else {None: error.messages})
-        return Response(error_body(400, message, param), status=400)
+        return Response(_invalid(param, message), status=400)
     answer = exception_handler(error, context)
     if answer is None:
         return None

@@ -18,7 +18,6 @@ from django.contrib import messages
 from django.core.exceptions import ValidationError
 from django.core.files.uploadedfile import UploadedFile
 from django.db import transaction
-from django.db.models import Q
 from django.http import Http404, HttpRequest, HttpResponse, StreamingHttpResponse
 from django.shortcuts import redirect, render
 from django.utils import timezone
@@ -46,6 +45,7 @@ from tenants.forms import Once
 from tenants.isolation import ALIAS
 from tenants.models import ApiKey
 from tenants.roles import Capability
+from tenants.selectors import open_keys
 
 SHOWN = 25
 UNFINISHED = frozenset({"validating", "in_progress", "finalizing", "cancelling"})
@@ -107,8 +107,7 @@ class NewBatch(Once):
         super().__init__(*args, **kwargs)
         key = self.fields["key"]
         assert isinstance(key, forms.ModelChoiceField)
-        unended = Q(expires_at=None) | Q(expires_at__gt=timezone.now())
-        key.queryset = ApiKey.objects.select_related("project").filter(unended, revoked_at=None, role="")
+        key.queryset = open_keys().select_related("project")
 
     def clean_file(self) -> UploadedFile[Any]:
         given: UploadedFile[Any] = self.cleaned_data["file"]

@@ -109,7 +109,7 @@ def keys(request: HttpRequest, me: Member) -> HttpResponse:
     newest_first = ApiKey.objects.select_related("project").order_by(
         F("revoked_at").desc(nulls_first=True), "-created_at"
     )
-    context = {"me": me, "keys": shown(request, newest_first), "form": form, "now": timezone.now()}
+    context = {"me": me, "keys": shown(request, newest_first), "form": form}
     return render(request, "console/keys.html", context)
 
 
@@ -119,6 +119,9 @@ def rotate(request: HttpRequest, me: Member, key_id: uuid.UUID) -> HttpResponse:
     """Asks for the grace, then shows the new secret once."""
     key = get_object_or_404(ApiKey, id=key_id)
     services.require_rotatable(key)
+    if key.has_ended:
+        messages.error(request, f"{key.name} has ended, and cannot be rotated: make a new key.")
+        return redirect("console-keys", slug=me.tenant.slug)
     form = Rotation(key, request.POST if request.method == "POST" else None, initial={"seen": key.last4})
     if request.method == "POST" and form.is_valid():
         grace = timedelta(seconds=int(form.cleaned_data["grace"]))

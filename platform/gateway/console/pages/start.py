@@ -8,14 +8,15 @@ from django.shortcuts import render
 
 from gateway.console.pages.membership import Member, page
 from gateway.console.views import served_model
-from tenants.models import ApiKey, QuotaPolicy
+from tenants import selectors
+from tenants.models import QuotaPolicy
 from tenants.roles import Capability
 
 
 @page(Capability.SEE_USAGE)
 def start(request: HttpRequest, me: Member) -> HttpResponse:
     """The reader's own base URL and key name, and the model that is served now, in curl, Python and JavaScript."""
-    newest = ApiKey.objects.filter(revoked_at=None, role="").order_by("-created_at").first()
+    newest = selectors.open_keys().order_by("-created_at").first()
     context = {
         "me": me,
         "base_url": request.build_absolute_uri("/v1"),
