@@ -1,4 +1,4 @@
-"""The operator's forms: tenants, projects and keys. Every change goes through a service.
+"""The operator's forms: tenants, projects and keys, whose every change goes through a service; and people.
 
 The policy is read here and edited at the policy desk alone, where an edit is seen, reasoned and, if need be, approved.
 """
@@ -13,7 +13,10 @@ from uuid import UUID
 from django import forms
 from django.conf import settings
 from django.contrib import admin, messages
+from django.contrib.auth.admin import UserAdmin
 from django.contrib.auth.base_user import AbstractBaseUser
+from django.contrib.auth.forms import AdminUserCreationForm, UserChangeForm
+from django.contrib.auth.models import User
 from django.core.exceptions import ValidationError
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
@@ -27,6 +30,7 @@ from tenants.checks import SENT_BEFORE
 from tenants.forms import Once
 from tenants.models import ApiKey, PolicyVersion, PriorityClass, Project, QuotaPolicy, Tenant
 from tenants.news import LATEST
+from tenants.user_names import free_name
 
 
 def actor_of(request: HttpRequest) -> str:
@@ -210,3 +214,30 @@ class QuotaPolicyAdmin(ReadOnly):
 @admin.register(PolicyVersion)
 class PolicyVersionAdmin(ReadOnly):
     list_display = ["version", "actor", "created_at"]
+
+
+class Called:
+    """Mixed into the forms of people. Always: a name that is given is free, for the trail too."""
+
+    def clean_username(self: Any) -> str:
+        username = str(self.cleaned_data["username"])
+        if "username" in self.changed_data:
+            free_name(username, taken="A user with that username already exists.", user_id=self.instance.pk or 0)
+        return username
+
+
+class NewPersonForm(Called, AdminUserCreationForm):  # type: ignore[type-arg]
+    pass
+
+
+class PersonForm(Called, UserChangeForm):  # type: ignore[type-arg]
+    pass
+
+
+admin.site.unregister(User)
+
+
+@admin.register(User)
+class PersonAdmin(UserAdmin):  # type: ignore[type-arg]
+    form = PersonForm
+    add_form = NewPersonForm

@@ -144,6 +144,17 @@ def account(house: House, browser: Client) -> Raced:
     return Raced(lambda number: sender(Client()).post(found[number], form), made, check, "already exists")
 
 
+def who_joins_by_one_link(house: House, browser: Client) -> Raced:
+    """Three who have no account yet: the others are told that it has ended."""
+    (link, *_), check = links(house), (entrance, "validate_password", 1)
+    made = User.objects.filter(email__startswith="zoe").count
+
+    def send(number: int) -> Any:
+        return sender(Client()).post(link, {"username": f"zoe{number}", "password": PASSWORD})
+
+    return Raced(send, made, check, "This invitation has ended")
+
+
 def line_for_alerts(house: House, browser: Client) -> Raced:
     send = page(browser, "/console/aurora/alerts", priority_class="batch", measure="tokens", amount="9")
     return Raced(send, Threshold.objects.count, words="this one is there already")  # they are counted one by one
@@ -183,7 +194,7 @@ EVERY = [
         user,
         group,
     ),
-    *(invitation, invitation_by_call, member, account, line_for_alerts),
+    *(invitation, invitation_by_call, member, account, who_joins_by_one_link, line_for_alerts),
     *(version, version_of_three_edits_that_say_the_same),
 ]
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from django import forms
 from django.contrib import messages
 from django.contrib.auth import REDIRECT_FIELD_NAME, get_user_model, login
 from django.contrib.auth.decorators import login_required
+from django.contrib.auth.models import User
 from django.contrib.auth.password_validation import validate_password
 from django.contrib.auth.views import redirect_to_login
 from django.core.exceptions import ValidationError
-from django.db import DEFAULT_DB_ALIAS
+from django.db import DEFAULT_DB_ALIAS, transaction
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
@@ -20,6 +23,7 @@ from django.views.decorators.http import require_http_methods, require_safe
 from tenants import members
 from tenants.checks import checked_by_the_database
 from tenants.models import Invitation, Membership
+from tenants.user_names import free_name
 
 BACKEND = "django.contrib.auth.backends.ModelBackend"
 
@@ -53,18 +57,24 @@ def operators_door(request: HttpRequest) -> HttpResponse:
 
 
 class NewPerson(forms.Form):
-    """A person who has no account yet; the address is the invitation's."""
+    """A person who has no account yet; the address is the invitation's. A name that is an address is that one."""
 
-    username = forms.CharField(max_length=150)
+    username = forms.CharField(
+        max_length=150, help_text="what others read beside all that you do: letters a to z, digits and . @ + - _"
+    )
     password = forms.CharField(
         widget=forms.PasswordInput, help_text="at least eight characters, and none of the common ones"
     )
 
+    def __init__(self, offer: Invitation, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._email = offer.email
+
     def clean_username(self) -> str:
         username = str(self.cleaned_data["username"])
-        if get_user_model().objects.filter(username__iexact=username).exists():
-            raise ValidationError("this name is taken; if it is yours, sign in first and open the link again")
-        get_user_model().username_validator(username)
+        free_name(username, taken="this name is taken; if it is yours, sign in first and open the link again")
+        if "@" in username and username.lower() != self._email.lower():
+            raise ValidationError("a name that is an address must be the one that you are invited under")
         return username
 
     def clean_password(self) -> str:
@@ -76,26 +86,38 @@ class NewPerson(forms.Form):
 @never_cache
 @require_http_methods(["GET", "POST"])
 def invitation(request: HttpRequest, token: str) -> HttpResponse:
-    """Joins a signed-in reader; makes an account for anybody else."""
+    """Joins a signed-in reader; makes an account for anybody else, and none for who comes too late to join by it."""
     offer = members.find_invitation(token)
     if offer is None:
-        return render(request, "console/invitation_ended.html", status=404)
+        return _ended(request)
     if request.user.is_authenticated:
         return _join(request, offer, token) if request.method == "POST" else _offer(request, offer, None)
-    form = NewPerson(request.POST if request.method == "POST" else None)
+    form = NewPerson(offer, request.POST if request.method == "POST" else None)
     if request.method == "POST" and form.is_valid():
-        given, people = form.cleaned_data, get_user_model()
         try:
-            with checked_by_the_database(people, DEFAULT_DB_ALIAS):
-                user = people.objects.create_user(
-                    username=given["username"], email=offer.email, password=given["password"]
-                )
+            user = _joined(offer, token, **form.cleaned_data)
         except ValidationError as refusal:
+            if members.find_invitation(token) is None:
+                return _ended(request)
             form.add_error("username", refusal.messages)
         else:
             login(request, user, backend=BACKEND)
-            return _join(request, offer, token)
+            return _welcome(request, offer)
     return _offer(request, offer, form)
+
+
+def _joined(offer: Invitation, token: str, username: str, password: str) -> User:
+    """A new person, who is a member. Raises ValidationError: there is neither then."""
+    people = get_user_model()
+    with transaction.atomic():
+        with checked_by_the_database(people, DEFAULT_DB_ALIAS):
+            user: User = people.objects.create_user(username=username, email=offer.email, password=password)
+        members.accept(token=token, user=user)
+    return user
+
+
+def _ended(request: HttpRequest) -> HttpResponse:
+    return render(request, "console/invitation_ended.html", status=404)
 
 
 def _offer(request: HttpRequest, offer: Invitation, form: NewPerson | None) -> HttpResponse:
@@ -109,5 +131,9 @@ def _join(request: HttpRequest, offer: Invitation, token: str) -> HttpResponse:
     except ValidationError as refusal:
         messages.error(request, " ".join(refusal.messages))
         return redirect("console-home")
+    return _welcome(request, offer)
+
+
+def _welcome(request: HttpRequest, offer: Invitation) -> HttpResponse:
     messages.success(request, f"You belong to {offer.tenant.name} now, as {offer.role}.")
     return redirect("console", slug=offer.tenant.slug)
