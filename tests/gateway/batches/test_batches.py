@@ -108,14 +108,22 @@ def test_other_endpoints_run_in_batches_too(
 def test_a_line_that_cannot_be_answered_stands_in_the_error_file_and_stops_nobody(
     platform: Platform, owners: Owners
 ) -> None:
-    lines = [request_line("good"), request_line("too long", max_completion_tokens=40_000)]
+    """What only the model and the tenant's limits tell, no validation sees."""
+    alone: dict[str, tuple[dict[str, Any], str]] = {
+        "too long": ({"max_completion_tokens": 40_000}, "context_length_exceeded"),
+        "no such token": ({"logit_bias": {"999999": 1}}, "invalid_value"),
+        "above the most": ({"min_tokens": 9}, "invalid_value"),
+    }
+    lines = [request_line("good"), *(request_line(name, **changes) for name, (changes, _) in alone.items())]
     ended = wait(platform, create(platform, lines), "completed")
     assert ended.request_counts is not None
-    assert (ended.request_counts.completed, ended.request_counts.failed) == (1, 1)
+    assert (ended.request_counts.completed, ended.request_counts.failed) == (1, 3)
     assert set(results(platform, ended.output_file_id)) == {"good"}
-    (bad,) = results(platform, ended.error_file_id).values()
-    assert (bad["custom_id"], bad["response"]["status_code"]) == ("too long", 400)
-    assert bad["response"]["body"]["error"]["code"] == "context_length_exceeded"
+    found = {name: bad["response"] for name, bad in results(platform, ended.error_file_id).items()}
+    assert {name: bad["status_code"] for name, bad in found.items()} == dict.fromkeys(alone, 400)
+    assert {name: bad["body"]["error"]["code"] for name, bad in found.items()} == {
+        name: code for name, (_, code) in alone.items()
+    }
 
 
 def test_a_file_with_bad_lines_fails_with_their_numbers_and_costs_nothing(platform: Platform, owners: Owners) -> None:

@@ -142,3 +142,17 @@ def test_a_cancelled_batch_of_an_owner_that_died_is_closed_by_the_next_as_cancel
     run_out(batch)
     leases.close(take("two"), "completed", timezone.now())
     assert ended(batch).status == "cancelled"
+
+
+@pytest.mark.parametrize("is_validated", [False, True], ids=["validating", "in progress"])
+def test_a_cancel_that_is_sent_again_is_answered_with_the_batch_while_it_is_being_cancelled_and_afterwards(
+    batch: Batch, cancel: Callable[[], Batch], is_validated: bool
+) -> None:
+    """As a client does that has missed the first answer: what it asked for has come about."""
+    if is_validated:
+        tasks.validate_batch(str(batch.id))
+    first = cancel()
+    assert (cancel().status, cancel().cancelling_at) == ("cancelling", first.cancelling_at)
+    leases.close(take(), "completed", timezone.now())
+    done = ended(batch)
+    assert (cancel().status, cancel().cancelled_at) == ("cancelled", done.cancelled_at)
