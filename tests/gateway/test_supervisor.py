@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -62,6 +64,14 @@ def test_a_process_is_ready_when_its_check_says_so_and_says_it_in_one_line(stage
     stage.supervisor.start([_python("one", SLEEPS, is_ready=lambda: next(answers))])
     assert [line for line in stage.screen.getvalue().splitlines() if "ready after" in line] != []
     assert stage.supervisor.memory_mib("one") > 0
+
+
+def test_a_process_is_not_asked_while_the_life_before_may_answer_for_it(stage: Stage) -> None:
+    now_s = itertools.count(0.0, 0.5)  # each look at the clock is half a second later
+    stage.supervisor = Supervisor(Output(stage.screen), clock=lambda: next(now_s))
+    stage.supervisor.start([_python("one", SLEEPS, is_ready=lambda: True, asked_after_s=9.0)], timeout_s=99)
+    (told_s,) = re.findall(r"ready after (.*) s \(", _said(stage))
+    assert 9.0 <= float(told_s) < 12.0
 
 
 def test_a_check_that_breaks_ends_nobody_is_told_once_and_asked_again(stage: Stage) -> None:

@@ -18,7 +18,7 @@ from gateway.supervision.process import ProcessSpec
 from wire import codec
 from wire.bus import BusError
 from wire.redis_bus import bus_errors, connect
-from wire.redis_keys import Keys
+from wire.redis_keys import LOAD_LIFETIME_MS, Keys
 
 WORKER_ID = "worker-1"
 # One HTTP version: a server that still has to guess it waits for the first byte without a limit. Connections that say
@@ -138,6 +138,7 @@ def _worker(options: PlatformOptions, environment: Mapping[str, str]) -> Process
             "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) - 1)),
         },  # one core is for the rest
         is_ready=lambda: worker_is_ready(environment["REDIS_URL"]),
+        asked_after_s=LOAD_LIFETIME_MS / 1_000,  # by then the last word of the worker before has expired
         stop_timeout_s=30.0,  # it drains: what runs is finished and settled
     )
 

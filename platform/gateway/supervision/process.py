@@ -17,7 +17,8 @@ HOPELESS_STATUSES = frozenset({2, 78})  # wrong arguments (argparse) and wrong c
 class ProcessSpec:
     """How to run one process. ``before_start`` runs before every start, also after a death.
 
-    ``is_ready`` must answer within a second or so; without it a process is ready once it has lived for ``settled_s``.
+    ``is_ready`` must answer within a second or so, and is asked once the process has lived for ``asked_after_s``: until
+    then the answer may be that of the life before. Without it a process is ready once it has lived for ``settled_s``.
     """
 
     name: str
@@ -25,6 +26,7 @@ class ProcessSpec:
     environment: Mapping[str, str]
     before_start: Callable[[], None] | None = None
     is_ready: Callable[[], bool] | None = None
+    asked_after_s: float = 0.0
     settled_s: float = 1.0
     stop_signal: signal.Signals = signal.SIGTERM
     stop_timeout_s: float = 15.0

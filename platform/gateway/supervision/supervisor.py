@@ -151,7 +151,10 @@ class Supervisor:
     def _check_ready(self, child: _Child, now: float) -> None:
         lived_s = now - child.started_at
         spec = child.spec
-        child.is_ready = self._says_ready(child) if spec.is_ready is not None else lived_s >= spec.settled_s
+        if spec.is_ready is None:
+            child.is_ready = lived_s >= spec.settled_s
+        else:
+            child.is_ready = lived_s >= spec.asked_after_s and self._says_ready(child)
         if child.is_ready:
             pid = _running(child).pid
             self._output.line(spec.name, f"ready after {lived_s:.1f} s (pid {pid}, {self.memory_mib(spec.name)} MiB)")
