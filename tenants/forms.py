@@ -8,7 +8,7 @@ from typing import Any
 
 from django import forms
 
-from tenants.models.words import one_direction
+from tenants.models.words import readable
 
 _GROUPING = str.maketrans("", "", ", \u00a0\u202f")
 _WHOLE = re.compile(r"-?(?:[0-9]+|[0-9]{1,3}([, \u00a0\u202f])[0-9]{3}(?:\1[0-9]{3})*)")
@@ -42,7 +42,7 @@ class WholeNumber(forms.IntegerField):
 class Name(forms.CharField):
     """What people call a thing."""
 
-    default_validators = [one_direction]
+    default_validators = [readable]
 
 
 class Once(forms.Form):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import unicodedata
+
 from django.core.exceptions import ValidationError
 from django.db import models
 
@@ -10,6 +12,9 @@ from tenants.roles import Role
 
 # Unicode's Bidi_Control: marks, embeddings, overrides and isolates.
 _TURNS = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+
+# Letters and a symbol that are drawn as nothing: Hangul's fillers, and Braille without a dot.
+_BLANKS = "\u115f\u1160\u3164\uffa0\u2800"
 
 CLASS_CHOICES = [(name.label, name.label) for name in ClassName]
 CLASS_LABELS = [name.label for name in ClassName]
@@ -29,8 +34,20 @@ def without_turns(text: str) -> str:
     return text.translate(dict.fromkeys(map(ord, _TURNS)))
 
 
+def readable(name: str) -> None:
+    """For what a thing is called. Raises ValidationError for more than one line, for nothing that can be seen, and as
+    ``one_direction``.
+    """
+    one_direction(name)
+    kinds = [unicodedata.category(character) for character in name if character not in _BLANKS]
+    if not {"Cc", "Zl", "Zp"}.isdisjoint(kinds):
+        raise ValidationError("a name is one line, without control characters")
+    if not any(kind[0] in "LNPS" for kind in kinds):
+        raise ValidationError("nothing of this name can be seen")
+
+
 class Named(models.Model):
-    """A row with a name that people read. Always: a name that is ``one_direction``."""
+    """A row with a name that people read. Always: a name that is ``readable``."""
 
     name: models.CharField[str, str]
 
@@ -40,6 +57,6 @@ class Named(models.Model):
     def clean(self) -> None:
         super().clean()
         try:
-            one_direction(self.name)
+            readable(self.name)
         except ValidationError as refusal:
             raise ValidationError({"name": refusal}) from refusal

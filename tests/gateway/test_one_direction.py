@@ -136,3 +136,25 @@ def test_by_program_it_is_refused_too(aurora: House, turn: str) -> None:
     ):
         with pytest.raises(Exception, match=REFUSED):
             deed()
+
+
+NAMING = ("name of a tenant", "new tenant", "new project", "new key", "project", "key")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("\u200b", "nothing of this name can be seen"), ("night\nshift", "a name is one line")],
+    ids=["zero width", "line break"],
+)
+def test_a_name_of_nothing_or_of_two_lines_is_refused_by_form_and_by_program(
+    aurora: House, browser: Client, name: str, words: str
+) -> None:
+    found = forms(aurora, name)
+    for what in NAMING:
+        page, form = found[what]
+        answer = browser.post(page, {**form, "made_id": uuid4()}, follow=True)
+        assert words in text_of(answer), what
+    for route in ("projects", f"projects/{aurora.project.pk}", f"projects/{aurora.project.pk}/api_keys"):
+        refusal = as_owner(aurora, "POST", route, {"name": name}).json()["error"]
+        assert (refusal["param"], words in refusal["message"]) == ("name", True), route
+    assert name not in written()

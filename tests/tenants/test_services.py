@@ -42,9 +42,29 @@ def test_a_new_tenant_may_use_the_default_class_only(aurora: Any) -> None:
     assert allowed == {"interactive": False, "default": True, "batch": False}
 
 
-@pytest.mark.parametrize("turn", ["\u061c", "\u200f", "\u202e", "\u2066"], ids=["alm", "rlm", "rlo", "lri"])
-def test_a_name_that_turns_round_what_stands_beside_it_is_refused(aurora: Any, turn: str) -> None:
-    name, own, project = f"night{turn}txt", aurora.tenant, aurora.project
+UNREADABLE = {
+    "alm": ("night\u061ctxt", "change the direction of writing"),
+    "rlm": ("night\u200ftxt", "change the direction of writing"),
+    "rlo": ("night\u202etxt", "change the direction of writing"),
+    "lri": ("night\u2066txt", "change the direction of writing"),
+    "line break": ("night\ntxt", "a name is one line"),
+    "carriage return": ("night\rtxt", "a name is one line"),
+    "tab": ("night\ttxt", "a name is one line"),
+    "line separator": ("night\u2028txt", "a name is one line"),
+    "next line": ("night\x85txt", "a name is one line"),
+    "zero width": ("\u200b", "nothing of this name can be seen"),
+    "soft hyphens": ("\u00ad \u00ad", "nothing of this name can be seen"),
+    "joiner": ("\u200d", "nothing of this name can be seen"),
+    "byte order mark": ("\ufeff", "nothing of this name can be seen"),
+    "Hangul filler": ("\u3164", "nothing of this name can be seen"),
+    "Braille blank": ("\u2800\u2800", "nothing of this name can be seen"),
+    "a mark alone": ("\ufe0f", "nothing of this name can be seen"),
+}
+
+
+@pytest.mark.parametrize(("name", "words"), UNREADABLE.values(), ids=UNREADABLE)
+def test_a_name_that_cannot_be_read_as_one_line_is_refused(aurora: Any, name: str, words: str) -> None:
+    own, project = aurora.tenant, aurora.project
     deeds: list[Callable[[], Any]] = [
         lambda: services.create_tenant(actor="tests", slug="nova", name=name),
         lambda: services.update_tenant(actor="tests", tenant_id=own.id, name=name, timezone="UTC", is_active=True),
@@ -53,11 +73,28 @@ def test_a_name_that_turns_round_what_stands_beside_it_is_refused(aurora: Any, t
         lambda: services.issue_key(actor="tests", project=project, name=name, env="test"),
     ]
     for deed in deeds:
-        with pytest.raises(ValidationError, match="change the direction of writing") as refusal:
+        with pytest.raises(ValidationError, match=words) as refusal:
             deed()
         assert list(refusal.value.message_dict) == ["name"]
-    with pytest.raises(ValidationError, match="change the direction of writing"):
-        Name().clean(name)
+    with pytest.raises(ValidationError, match=words):
+        Name(strip=False).clean(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "x",
+        "7",
+        "!",
+        "\u65e5\u672c\u3000\u8a9e",
+        "\u0646\u0645\u06cc\u200c\u062f\u0627\u0646\u0645",
+        "\U0001f468\u200d\U0001f4bb",
+        "\u0e19\u0e35\u0e48",
+    ],
+)
+def test_a_name_in_any_writing_is_taken(aurora: Any, name: str) -> None:
+    assert services.create_project(actor="tests", tenant=aurora.tenant, name=name).name == name
+    assert Name().clean(name) == name
 
 
 def test_every_row_with_a_name_is_refused_such_a_one() -> None:
