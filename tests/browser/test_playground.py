@@ -177,6 +177,38 @@ def test_a_reload_in_the_middle_shows_the_whole_answer_once(owner: Page, product
     assert product.worker.cancels == []
 
 
+@pytest.mark.parametrize("is_signed_out", [True, False], ids=["signed out", "ended by itself"])
+def test_what_a_tab_keeps_of_a_question_belongs_to_one_sign_in(
+    owner: Page, product: Product, site: str, is_signed_out: bool
+) -> None:
+    product.worker.script.answer, product.worker.step_s = LETTERS, 0.01
+    send(owner, "A secret of the owner")
+    expect(owner.locator("#answer")).to_have_text(re.compile("^[a-z]{21,}$"))
+    if is_signed_out:
+        owner.get_by_role("button", name="Sign out").click()
+        expect(owner.get_by_role("link", name="Console")).to_be_visible()
+        assert "secret" not in owner.evaluate("JSON.stringify(sessionStorage)")
+        owner.go_back()
+        expect(owner.get_by_role("button", name="Sign in")).to_be_visible()
+    join(owner.context, site, "aurora", Role.DEVELOPER)
+    owner.goto("/console/aurora/playground")
+
+    expect(owner.get_by_role("status")).to_have_text("Nothing asked yet.")
+    expect(owner.get_by_label("Prompt")).to_have_value("Why is the sky blue?")
+    assert answer(owner) == ""
+    assert "secret" not in owner.evaluate("JSON.stringify(sessionStorage)")
+
+
+@pytest.mark.parametrize("temperature", ["0", "0.05", "0.333", "2"])
+def test_any_temperature_that_the_api_takes_can_be_asked_for(owner: Page, product: Product, temperature: str) -> None:
+    owner.goto("/console/aurora/playground")
+    owner.get_by_label("Temperature").fill(temperature)
+    owner.get_by_role("button", name="Send").click()
+    expect(owner.get_by_role("status")).to_contain_text("Complete")
+    (submit,) = product.worker.submits
+    assert submit.sampling.temperature == float(temperature)
+
+
 def test_a_half_open_socket_is_noticed_and_the_answer_goes_on_where_it_was(owner: Page, product: Product) -> None:
     """P69. The clock of the page is moved on instead of waiting for it."""
     owner.add_init_script(FREEZER)

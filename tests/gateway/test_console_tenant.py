@@ -75,6 +75,12 @@ def test_a_form_is_taken_from_the_roles_that_hold_its_capability_alone(house: Ho
     assert AuditEvent.objects.first().actor == "owner"
 
 
+def test_no_page_of_a_tenant_is_kept_by_a_browser(house: House) -> None:
+    """Whoever goes back in a tab after a sign-out sees none of them."""
+    for page in PAGES:
+        assert "no-store" in house.people[Role.OWNER].get(house.at(page))["Cache-Control"], page
+
+
 def test_who_is_no_member_sees_a_page_of_a_tenant_that_does_not_exist(house: House) -> None:  # P47
     stranger = house.person("stranger", None)
     for page in (*PAGES, *CHANGES):

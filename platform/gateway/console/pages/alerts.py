@@ -12,7 +12,6 @@ from django.core.exceptions import ValidationError
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.utils import timezone
-from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST
 
 from gateway.console.pages.membership import Member, page
@@ -39,7 +38,6 @@ class NewThreshold(forms.Form):
     )
 
 
-@never_cache
 @page(Capability.MANAGE_WEBHOOKS)
 def alerts(request: HttpRequest, me: Member) -> HttpResponse:
     """The lines, the form, and the newest alerts with what became of them."""

@@ -21,7 +21,6 @@ from django.db import transaction
 from django.http import Http404, HttpRequest, HttpResponse, StreamingHttpResponse
 from django.shortcuts import redirect, render
 from django.utils import timezone
-from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST, require_safe
 
 from gateway.batches import ids, selectors, services, wishes
@@ -116,7 +115,6 @@ class NewBatch(Once):
         return given
 
 
-@never_cache
 @page(Capability.USE_PLAYGROUND)
 def batches(request: HttpRequest, me: Member) -> HttpResponse:
     """The list, newest first, and the form; with HX-Request the list alone, for as long as one is unfinished."""

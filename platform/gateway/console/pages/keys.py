@@ -17,7 +17,6 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.template.response import TemplateResponse
 from django.utils import timezone
 from django.utils.html import format_html
-from django.views.decorators.cache import never_cache
 
 from gateway.console.pages.membership import Member, page
 from gateway.console.pages.paging import shown
@@ -84,7 +83,6 @@ class Rotation(forms.Form):
             del self.fields["end_previous"]
 
 
-@never_cache
 @page(Capability.SEE_USAGE, to_change=Capability.MANAGE_KEYS)
 def keys(request: HttpRequest, me: Member) -> HttpResponse:
     """The list, and the form that makes one."""
@@ -113,7 +111,6 @@ def keys(request: HttpRequest, me: Member) -> HttpResponse:
     return render(request, "console/keys.html", context)
 
 
-@never_cache
 @page(Capability.MANAGE_KEYS)
 def rotate(request: HttpRequest, me: Member, key_id: uuid.UUID) -> HttpResponse:
     """Asks for the grace, then shows the new secret once."""

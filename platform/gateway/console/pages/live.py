@@ -14,7 +14,6 @@ from asgiref.sync import async_to_sync
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
-from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST, require_safe
 
 from gateway import runtime
@@ -60,7 +59,6 @@ class UnderWay:
         return self.response_id.version == 5
 
 
-@never_cache
 @require_safe
 @page(Capability.SEE_USAGE)
 def live(request: HttpRequest, me: Member) -> HttpResponse:

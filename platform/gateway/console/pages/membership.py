@@ -12,6 +12,7 @@ from django.contrib.auth.decorators import login_required
 from django.http import Http404, HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.shortcuts import render
+from django.views.decorators.cache import never_cache
 
 from gateway.console.sessions import user_of
 from tenants import audit, isolation, rights
@@ -51,11 +52,12 @@ def page(
     """A page of a tenant. ``capability`` opens it; a POST needs ``to_change`` (else ``capability``) too.
 
     Who is no member gets the 404 of a tenant that does not exist, a member of one that is switched off a 404 that says
-    so; who may not gets a page that names the role.
+    so; who may not gets a page that names the role. No browser keeps it: whoever goes back to it is signed in still.
     """
 
     def decorate(view: View) -> Callable[..., HttpResponseBase]:
         @functools.wraps(view)
+        @never_cache
         @login_required
         def inside(request: HttpRequest, slug: str, *args: Any, **kwargs: Any) -> HttpResponseBase:
             me = _member(request, slug)

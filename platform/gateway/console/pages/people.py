@@ -11,7 +11,6 @@ from django.core.exceptions import ValidationError
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
-from django.views.decorators.cache import never_cache
 
 from gateway.console.pages.membership import Member, page
 from gateway.console.pages.paging import shown
@@ -37,7 +36,6 @@ class NewRole(forms.Form):
     seen = forms.ChoiceField(choices=ROLE_CHOICES, required=False)
 
 
-@never_cache
 @page(Capability.SEE_MEMBERS, to_change=Capability.MANAGE_MEMBERS)
 def people(request: HttpRequest, me: Member) -> HttpResponse:
     """Who belongs here, who is invited, and the form that invites."""

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from django.conf import settings
 from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, JsonResponse
 from django.shortcuts import get_object_or_404, render
-from django.views.decorators.cache import never_cache
 
 from gateway import runtime
 from gateway.asking import TIER_OF_CLASS
@@ -51,7 +50,6 @@ def playground(request: HttpRequest, me: Member) -> HttpResponse:
     return render(request, "console/playground.html", context)
 
 
-@never_cache
 @page(Capability.USE_PLAYGROUND)
 def ticket(request: HttpRequest, me: Member) -> HttpResponse:
     """For one socket, within half a minute, from this page's origin."""

@@ -12,7 +12,6 @@ from django.core.exceptions import ValidationError
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, QueryDict
 from django.shortcuts import redirect, render
-from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST
 
 from gateway.console.pages.membership import Member, page
@@ -58,7 +57,6 @@ class NewEndpoint(Once):
         events.choices = [(event, event) for event in services.events_for(me.tenant)]
 
 
-@never_cache
 @page(Capability.MANAGE_WEBHOOKS)
 def webhooks(request: HttpRequest, me: Member) -> HttpResponse:
     """The list, the form, and the newest deliveries."""

@@ -14,7 +14,7 @@ const box = document.getElementById("answer");
 const waits = document.getElementById("waits");
 const waitsSum = document.getElementById("waits-sum");
 const waitsList = document.getElementById("waits-list");
-const shelf = `rubato-playground:${page.dataset.slug}`; // of this tab: a reload finds it, another tab does not
+const shelf = `rubato-playground:${page.dataset.slug}`; // of this tab and this sign-in (sign_in.js): a reload finds it, another tab does not
 const text = new AnswerText(box);
 const PREPARE_EVERY_MS = 5_000; // where no line can be had, or none is kept
 
