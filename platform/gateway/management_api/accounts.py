@@ -164,7 +164,10 @@ class OneKey(View):
 
 class RotateKey(View):
     needs = {"POST": KEYS}
-    sent_again = "Look at the key's rotated_at before you send it again."
+    sent_again = (
+        "While the former secret still opens a second rotation is refused; with grace_seconds 0 or"
+        " end_previous_secret, look at the key's rotated_at before you send it again."
+    )
 
     @answers(RotatedKeyShape, body=RotateIn)
     def post(self, request: Request, key_id: UUID) -> Response:
