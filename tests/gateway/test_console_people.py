@@ -24,6 +24,22 @@ def test_the_last_owner_is_told_why_they_cannot_leave(house: House) -> None:
     assert "keeps at least one owner" in told
 
 
+def test_to_remove_somebody_is_asked_first_and_of_oneself_in_other_words(house: House) -> None:
+    owner = house.people[Role.OWNER]
+    places = {role: house.at(f"members/{Membership.objects.get(role=role).id}/remove") for role in ("owner", "auditor")}
+    page = text_of(owner.get(house.at("members")))
+    for place in places.values():
+        assert f'<a href="{place}">' in page
+        assert f'action="{place}"' not in page
+    assert "Give up your own membership of Aurora?" in text_of(owner.get(places["owner"]))
+    asked = text_of(owner.get(places["auditor"]))
+    assert "Remove auditor@aurora.example?" in asked
+    assert "only an invitation opens them again" in asked
+    assert Membership.objects.filter(role="auditor").exists()
+    owner.post(places["auditor"])
+    assert not Membership.objects.filter(role="auditor").exists()
+
+
 def test_a_link_makes_an_account_and_a_member(house: House) -> None:
     reader = Client()
     assert "bob@aurora.example as <b>auditor</b>" in text_of(reader.get(f"/invitation/{house.token}"))

@@ -31,6 +31,7 @@ PAGES = {
     "statements/{statement}.csv": Capability.SEE_MONEY,
     "statements/{statement}.pdf": Capability.SEE_MONEY,
     "members": Capability.SEE_MEMBERS,
+    "members/{member}/remove": Capability.MANAGE_MEMBERS,
     "alerts": Capability.MANAGE_WEBHOOKS,
     "trail": Capability.SEE_AUDIT,
 }

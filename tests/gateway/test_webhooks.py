@@ -120,6 +120,26 @@ def test_each_event_is_told_to_who_asked_for_it_and_to_no_other_tenant(house: Ho
     assert not Delivery.objects.filter(endpoint=nova.endpoint).exists()
 
 
+def test_to_remove_an_endpoint_is_asked_first_and_says_what_goes_with_it(house: House) -> None:
+    house.batch("completed")
+    tasks.announce(timezone.now())
+    owner, place = house.person(Role.OWNER), house.at(f"webhooks/{house.endpoint.id}/remove")
+    page = owner.get(house.at("webhooks")).content.decode()
+    assert f'<a href="{place}">' in page
+    assert f'action="{place}"' not in page
+    asked = owner.get(place).content.decode()
+    assert "Remove https://aurora.example/hook?a=1?" in asked
+    assert "its deliveries: 1, of which 1 are on their way and will not arrive" in asked
+    assert Delivery.objects.count() == 1
+    owner.post(place)
+    assert not Endpoint.objects.exists()
+    foreign = House("nova").endpoint
+    for one in (house.endpoint.id, foreign.id, "-" * 36):
+        assert owner.get(house.at(f"webhooks/{one}/remove")).status_code == 404
+    for deed in ("rotate", "off", "on"):
+        assert owner.get(house.at(f"webhooks/{foreign.id}/{deed}")).status_code == 405
+
+
 def test_what_happened_before_an_endpoint_was_there_is_not_told(house: House) -> None:
     house.batch("completed", completed_at=timezone.now() - timedelta(hours=1))
     tasks.announce(timezone.now())

@@ -25,4 +25,4 @@ def sign_in(request: HttpRequest) -> dict[str, str]:
     if session is None:
         return {}
     is_signed_in = SESSION_KEY in session
-    return {"sign_in": salted_hmac("sign-in", session.session_key).hexdigest() if is_signed_in else "nobody"}
+    return {"sign_in": salted_hmac("sign-in", session.session_key).hexdigest()[:32] if is_signed_in else "nobody"}

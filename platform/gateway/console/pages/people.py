@@ -14,7 +14,8 @@ from django.urls import reverse
 
 from gateway.console.pages.membership import Member, page
 from gateway.console.pages.paging import shown
-from tenants import members
+from gateway.console.pages.question import question
+from tenants import members, rights
 from tenants.forms import Once
 from tenants.models import ROLE_CHOICES, Invitation, Membership
 from tenants.roles import Capability, Role
@@ -70,7 +71,20 @@ def change_role(request: HttpRequest, me: Member, member_id: uuid.UUID) -> HttpR
 
 @page(Capability.MANAGE_MEMBERS)
 def remove(request: HttpRequest, me: Member, member_id: uuid.UUID) -> HttpResponse:
-    return _change(request, me, member_id, None)
+    """Asks, then does it."""
+    if request.method == "POST":
+        return _change(request, me, member_id, None)
+    member = get_object_or_404(Membership, id=member_id)
+    rights.require(Role(member.role), f"remove the {member.role} {member.email}")
+    if member.id == me.member_id:
+        asked, whom, deed = f"Give up your own membership of {me.tenant.name}?", "you", "Give it up"
+    else:
+        asked, whom, deed = f"Remove {member.email}?", "them", "Remove"
+    lead = (
+        f"Every page of {me.tenant.name} closes to {whom}, and only an invitation opens them again. Invitations that were"
+        f" made by {whom} and are open end, too; keys that were made by {whom} go on."
+    )
+    return question(request, me, asked, lead=lead, deed=deed, back="console-people")
 
 
 @page(Capability.MANAGE_MEMBERS)

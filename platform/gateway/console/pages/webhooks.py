@@ -10,8 +10,8 @@ from django import forms
 from django.contrib import messages
 from django.core.exceptions import ValidationError
 from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponse, QueryDict
-from django.shortcuts import redirect, render
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, QueryDict
+from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_POST
 
 from gateway.console.pages.membership import Member, page
@@ -92,10 +92,13 @@ def _before(request: HttpRequest) -> QuerySet[Delivery]:
         return found
 
 
-@require_POST
 @page(Capability.MANAGE_WEBHOOKS)
 def change(request: HttpRequest, me: Member, endpoint_id: str, deed: str) -> HttpResponse:
-    """One of ``rotate``, ``off``, ``on``, ``remove``. A rotation that would end a secret before its time is asked."""
+    """One of ``rotate``, ``off``, ``on``, ``remove``: the last asks, and so does a rotation that would end a secret
+    before its time.
+    """
+    if request.method != "POST":
+        return _ask(request, me, endpoint_id) if deed == "remove" else HttpResponseNotAllowed(["POST"])
     do, words = _DEEDS[deed]
     try:
         done = do(me.actor, uuid.UUID(endpoint_id), request.POST)
@@ -108,6 +111,17 @@ def change(request: HttpRequest, me: Member, endpoint_id: str, deed: str) -> Htt
         done = False
     why = "There is no such endpoint, or it has a newer secret than this page showed."
     return _said(request, me, done, words, why if deed == "rotate" else "There is no such endpoint.")
+
+
+def _ask(request: HttpRequest, me: Member, endpoint_id: str) -> HttpResponse:
+    try:
+        endpoint = get_object_or_404(Endpoint, id=endpoint_id)
+    except ValidationError as refusal:  # 36 characters that are no id
+        raise Http404 from refusal
+    told = Delivery.objects.filter(endpoint=endpoint)
+    on_their_way = told.filter(state=Delivery.State.PENDING).count()
+    lead = f"With it go its deliveries: {told.count()}, of which {on_their_way} are on their way and will not arrive."
+    return question(request, me, f"Remove {endpoint.url}?", lead=lead, deed="Remove", back="console-webhooks")
 
 
 @require_POST
