@@ -10,7 +10,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from redis.exceptions import RedisError
 
 from billing.pricing import TokenPrices, worst_case_micros
 from gateway.errors import Reason, Refusal
+from gateway.money_windows import local_moment, window_id, window_span
 from scheduler_engine.policy import PriorityClass, TenantClassPolicy
 from wire import codec
 from wire.messages import Reserved
@@ -142,17 +142,6 @@ def duration_text(milliseconds: int) -> str:
     return f"{seconds}s" if seconds < 60 else f"{seconds // 60}m{seconds % 60}s"
 
 
-def window_id(quota: TenantClassPolicy, zone: ZoneInfo, now_ms: int) -> str:
-    """The calendar window, in the tenant's zone, that a reservation made now belongs to."""
-    local = datetime.fromtimestamp(now_ms / 1_000, tz=UTC).astimezone(zone)
-    return window_name(quota.money_window, local)
-
-
-def window_name(kind: str, local: datetime) -> str:
-    """Of the ``day`` or ``month`` of the tenant's calendar in which that moment lies."""
-    return local.strftime("%Y-%m-%d" if kind == "day" else "%Y-%m")
-
-
 def never_within_limit(wish: Wish) -> Refusal | None:
     """What its limit can never hold, however long one waits."""
     quota = wish.quota
@@ -215,8 +204,8 @@ class Admission:
             wish = possible[int(reply[2]) - 1]
             return Grant(wish.response_id, wish.tenant_id, self._lease_key(wish), _limits(wish, reply[3:]))
         # A duplicate is our own call, sent once more because its answer was lost, or another's try at the same line.
-        refusal, limits = _refusal(kind, int(reply[2]), possible[0]), _limits(possible[0], reply[3:])
-        return Denied(refusal, limits, is_unsure=kind == "duplicate")
+        refusal = _refusal(kind, int(reply[2]), possible[0], redis_ms)
+        return Denied(refusal, _limits(possible[0], reply[3:]), is_unsure=kind == "duplicate")
 
     async def renew(self, gateway_id: str, grants: Sequence[Grant]) -> list[Standing]:
         """Keep the leases of responses that this gateway serves; one without a ``lease_key`` holds none. Whose each is,
@@ -332,7 +321,7 @@ def _limits(wish: Wish, levels: Iterable[int]) -> Limits:
     return Limits(wish.priority_class, by_kind.get("requests"), by_kind.get("tokens"))
 
 
-def _refusal(kind: str, retry_after_ms: int, wish: Wish) -> Refusal:
+def _refusal(kind: str, retry_after_ms: int, wish: Wish, now_ms: int) -> Refusal:
     quota, label, retry_after_us = wish.quota, wish.priority_class.label, retry_after_ms * 1_000
     match kind:
         case "requests":
@@ -345,7 +334,12 @@ def _refusal(kind: str, retry_after_ms: int, wish: Wish) -> Refusal:
             message = f"{quota.concurrency} requests at once are allowed in class {label}, and as many are running."
             return Refusal(reason=Reason.CONCURRENCY, message=message, retry_after_us=retry_after_us)
         case "money":
-            message = f"The budget of this {quota.money_window} in class {label} does not cover this request at worst."
+            _, ends_at = window_span(quota.money_window, local_moment(now_ms, wish.zone))
+            message = (
+                f"The budget of this {quota.money_window} in class {label} does not cover this request at worst: its"
+                f" prompt and {wish.max_tokens} output tokens. It begins anew at {ends_at:%Y-%m-%d %H:%M}"
+                f" ({wish.zone.key})."
+            )
             return Refusal(reason=Reason.MONEY, message=message)
         case "lost":
             message = "Limits are being restored; please send the request again."

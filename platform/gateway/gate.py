@@ -40,9 +40,12 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What a money window has taken. ``refused_ms``: when it first could not cover a call; None before that."""
+    """What a money window has taken: for calls that ended, and at worst for those under way. ``refused_ms``: when it
+    first could not cover a call; None before that.
+    """
 
     settled_micros: int
+    open_micros: int
     refused_ms: int | None
 
 
@@ -109,9 +112,12 @@ class Gate:
         """Of these windows, by (tenant id, class, window id), in their order."""
         with bus_errors(), self._client.pipeline(transaction=False) as pipeline:
             for window in windows:
-                pipeline.hmget(self._keys.money(*window), "settled", "refused_ms")
+                pipeline.hmget(self._keys.money(*window), "settled", "open", "refused_ms")
             held = pipeline.execute()
-        return [Spent(int(settled or 0), None if refused is None else int(refused)) for settled, refused in held]
+        return [
+            Spent(int(settled or 0), int(opened or 0), None if refused is None else int(refused))
+            for settled, opened, refused in held
+        ]
 
     def counted(self) -> list[EngineTotals]:
         """What every worker has published as used, by epoch: committed in one script with each Usage."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 import uuid
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 from zoneinfo import ZoneInfo
@@ -25,8 +26,8 @@ from gateway.batches.models import Batch
 from gateway.webhooks import services as webhooks
 from gateway.webhooks import tasks
 from gateway.webhooks.models import Alert
-from tenants import members, proposals, selectors
-from tenants.models import ApiKey, Project, Tenant
+from tenants import members, proposals, selectors, services
+from tenants.models import ApiKey, Project, QuotaPolicy, Tenant
 from tenants.roles import Role
 from tests.browser.product import Product, join
 
@@ -156,6 +157,8 @@ def things(product: Product) -> dict[str, Any]:
         total_micros=5,
     )
     members.invite(actor="tests", tenant=tenant, email="open@example.com", role=Role.AUDITOR)
+    cell = selectors.tenant_class_policy(QuotaPolicy.objects.get(tenant=tenant, priority_class="default"))
+    services.save_quota(actor="tests", policy=replace(cell, money_micros=10**15, money_window="day"))
     current = selectors.current_policy()
     assert current is not None
     document = selectors.live_policy(current.version)

@@ -6,13 +6,15 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
 
-from gateway.admission import Denied, Grant, Wish, duration_text, window_id
+from gateway.admission import Denied, Grant, Wish, duration_text
 from gateway.errors import Reason
+from gateway.money_windows import window_id, window_span
 from scheduler_engine.policy import PriorityClass, TenantClassPolicy
 from tests.gateway.admission_world import Gate, denied, granted, opened
 from wire.messages import Reserved
@@ -229,6 +231,36 @@ def test_a_money_window_is_a_calendar_window_in_the_tenants_zone(window: Any, zo
     # P41, P42
     quota = TenantClassPolicy(tenant_id="t", priority_class=PriorityClass.DEFAULT, money_window=window)
     assert window_id(quota, ZoneInfo(zone), 1_798_714_800_000) == expected  # 2026-12-31 11:00 UTC
+
+
+@pytest.mark.parametrize(
+    ("window", "zone", "at", "expected"),
+    [
+        ("day", "Europe/Vienna", "2026-10-25T22:59", ("2026-10-25T00:00+02:00", "2026-10-26T00:00+01:00")),  # 25 hours
+        ("day", "Pacific/Kiritimati", "2026-12-31T10:00", ("2027-01-01T00:00+14:00", "2027-01-02T00:00+14:00")),
+        ("month", "Europe/Vienna", "2026-12-31T23:00", ("2027-01-01T00:00+01:00", "2027-02-01T00:00+01:00")),
+        ("month", "UTC", "2028-02-29T12:00", ("2028-02-01T00:00+00:00", "2028-03-01T00:00+00:00")),
+    ],
+)
+def test_a_money_window_lasts_from_midnight_to_midnight_of_its_zone(
+    window: str, zone: str, at: str, expected: tuple[str, str]
+) -> None:
+    local = datetime.fromisoformat(f"{at}+00:00").astimezone(ZoneInfo(zone))
+    found = window_span(window, local)
+    assert tuple(moment.isoformat(timespec="minutes") for moment in found) == expected
+    assert found[0] <= local < found[1]
+
+
+@pytest.mark.parametrize(("window", "anew"), [("day", "2027-01-16"), ("month", "2027-02-01")])
+async def test_a_refusal_for_money_says_what_is_not_covered_and_when_the_budget_begins_anew(
+    gate: Gate, window: Any, anew: str
+) -> None:
+    wish = replace(gate.wish(30, 80, money_micros=100, money_window=window), zone=ZoneInfo("Europe/Vienna"))
+    message = denied(await gate.admission.admit(wish)).refusal.message
+    assert message == (
+        f"The budget of this {window} in class default does not cover this request at worst: its prompt and 80 output"
+        f" tokens. It begins anew at {anew} 00:00 (Europe/Vienna)."
+    )
 
 
 @pytest.mark.parametrize(("milliseconds", "text"), [(0, "0ms"), (12, "12ms"), (1_000, "1s"), (360_000, "6m0s")])

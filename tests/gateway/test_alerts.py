@@ -16,8 +16,9 @@ from django.utils import timezone
 
 from billing.alerts import Finding, record
 from billing.models import Rollup, UsageRequest
-from gateway.admission import new_response_id, window_id
+from gateway.admission import new_response_id
 from gateway.gate import Gate, Spent
+from gateway.money_windows import window_id
 from gateway.webhooks import alerts, tasks
 from gateway.webhooks import services as webhooks
 from gateway.webhooks.models import EVENTS, OPERATORS_EVENTS, Alert, Delivery, Threshold
@@ -36,7 +37,7 @@ class Till:
     """In the gate's place: what a test says was spent, whatever the window."""
 
     def __init__(self, settled_micros: int = 0, refused_ms: int | None = None) -> None:
-        self.spent_now = Spent(settled_micros, refused_ms)
+        self.spent_now = Spent(settled_micros, 0, refused_ms)
         self.asked: list[tuple[str, str, str]] = []
 
     def spent(self, windows: Sequence[tuple[str, str, str]]) -> list[Spent]:

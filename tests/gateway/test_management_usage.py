@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from django.utils import timezone
+from openai.types.admin.organization import UsageCompletionsResponse
 
 from billing import services as billing_services
 from billing.models import LedgerEntry, Statement
@@ -64,6 +65,7 @@ def test_usage_tells_apart_what_was_charged_when_asked(aurora: House) -> None:
 
     def told(asked: str = "") -> list[tuple[Any, int]]:
         page = as_owner(aurora, "GET", f"usage/completions?start_time={start}{asked}").json()
+        UsageCompletionsResponse.model_validate(page)  # what openai's client takes
         return [(one["charged"], one["input_tokens"]) for bucket in page["data"] for one in bucket["results"]]
 
     aurora.spend(Terminal.EXPIRED)

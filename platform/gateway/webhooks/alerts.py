@@ -5,42 +5,24 @@ Read by beat, never on the way of a token. Refuses to know who is told, and how.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Protocol
+from typing import Any
 from uuid import UUID
-from zoneinfo import ZoneInfo
 
-from django.db.models import Count, F, Q, QuerySet, Sum
+from django.db.models import Count, F, Q, Sum
 
 from billing.models import Rollup, UsageRequest
-from gateway.admission import window_name
-from gateway.gate import Spent
+from gateway.budgets import MoneyGate, Window, spent_in, windows_of
 from gateway.webhooks.models import Alert, Endpoint, Threshold
 from tenants.models import PriorityClass, QuotaPolicy
 
+HOUR = timedelta(hours=1)
 SLA_SPAN = timedelta(minutes=5)
 SLA_LONGEST = timedelta(minutes=15)  # a call that is older at its end is not looked at: ids begin with their moment
 SLA_LEAST_CALLS = 20
 SLA_LATE_SHARE = 20  # one in so many late is p95 above the target
-
-
-class MoneyGate(Protocol):
-    """The part of ``gateway.gate.Gate`` that is read."""
-
-    def spent(self, windows: Sequence[tuple[str, str, str]]) -> list[Spent]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """The day or month of a tenant's calendar that a class counts in just now."""
-
-    tenant_id: UUID
-    priority_class: str
-    id: str
-    starts_at: datetime
-    cap_micros: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +62,10 @@ def find(now: datetime, gate: MoneyGate) -> None:
 def standings(now: datetime, lines: Sequence[Threshold], gate: MoneyGate) -> list[Standing]:
     """In the order of the lines. Raises BusError."""
     quotas = QuotaPolicy.objects.filter(tenant_id__in={line.tenant_id for line in lines})
-    windows = {(one.tenant_id, one.priority_class): one for one in _windows(now, quotas)}
+    windows = {(one.tenant_id, one.priority_class): one for one in windows_of(now, quotas)}
     pairs = [(line, windows[line.tenant_id, line.priority_class]) for line in lines]
     capped = {window for line, window in pairs if line.measure == Threshold.Measure.MONEY and window.cap_micros}
-    percents = {window: 100 * spent.settled_micros // cap for window, cap, spent in _spent(capped, gate)}
+    percents = {window: 100 * held.settled_micros // cap for window, cap, held in spent_in(capped, gate)}
     counted = _tokens({window for line, window in pairs if line.measure == Threshold.Measure.TOKENS})
     return [
         Standing(line, window, (counted if line.measure == Threshold.Measure.TOKENS else percents).get(window))
@@ -91,29 +73,10 @@ def standings(now: datetime, lines: Sequence[Threshold], gate: MoneyGate) -> lis
     ]
 
 
-def _windows(now: datetime, quotas: QuerySet[QuotaPolicy]) -> list[Window]:
-    names = ("tenant_id", "priority_class", "money_window", "money_micros", "tenant__timezone")
-    return [_window(now, *row) for row in quotas.values_list(*names)]
-
-
-def _spent(windows: Iterable[Window], gate: MoneyGate) -> Iterator[tuple[Window, int, Spent]]:
-    """Those with a budget, with it."""
-    capped = [(one, one.cap_micros) for one in windows if one.cap_micros is not None]
-    found = gate.spent([(str(one.tenant_id), one.priority_class, one.id) for one, _ in capped])
-    for (window, cap), spent in zip(capped, found, strict=True):
-        yield window, cap, spent
-
-
-def _window(now: datetime, tenant_id: UUID, label: str, kind: str, cap: int | None, zone: str) -> Window:
-    midnight = now.astimezone(ZoneInfo(zone)).replace(hour=0, minute=0, second=0, microsecond=0)
-    starts_at = midnight if kind == "day" else midnight.replace(day=1)
-    return Window(tenant_id, label, window_name(kind, starts_at), starts_at.astimezone(UTC), cap)
-
-
 def _exhausted(now: datetime, gate: MoneyGate) -> Iterator[Alert]:
     """Percentages only, here and below: amounts of money are for the roles that see money."""
     quotas = QuotaPolicy.objects.filter(money_micros__isnull=False, tenant__is_active=True)
-    for window, cap, spent in _spent(_windows(now, quotas), gate):
+    for window, cap, spent in spent_in(windows_of(now, quotas), gate):
         if spent.refused_ms is not None:
             at = datetime.fromtimestamp(spent.refused_ms / 1_000, UTC)
             percent = 100 * spent.settled_micros // cap if cap else 100
@@ -158,7 +121,7 @@ def _late(now: datetime) -> Iterator[Alert]:
         for row in answered:
             if row["num"] >= SLA_LEAST_CALLS and row["late"] * SLA_LATE_SHARE > row["num"]:
                 hour = _hour(now)
-                window = Window(row["tenant_id"], label, f"{hour:%Y-%m-%dT%H:00Z}", hour, None)
+                window = Window(row["tenant_id"], label, f"{hour:%Y-%m-%dT%H:00Z}", hour, hour + HOUR, None)
                 told = {"ttft_target_ms": target_ms, "calls": row["num"], "late_calls": row["late"]}
                 yield _alert("class.sla_breach", window, f"{label} {window.id}", now, **told)
 

@@ -20,10 +20,11 @@ from billing import documents, statements
 from billing.models import LedgerEntry, Statement
 from billing.statements import Day
 from billing.usage import Bucket, Group, Sums, Width, buckets, days
+from gateway.console.pages.limits import limits_of
 from gateway.console.pages.membership import Member, page
 from gateway.console.pages.paging import shown
 from tenants.isolation import ALIAS
-from tenants.models import ApiKey, Project, QuotaPolicy
+from tenants.models import ApiKey, Project
 from tenants.roles import Capability
 
 GROUPS = {"class": Group.CLASS, "model": Group.MODEL, "project": Group.PROJECT, "key": Group.KEY}
@@ -88,7 +89,7 @@ def usage(request: HttpRequest, me: Member) -> HttpResponse:
         ],
         "rows": [Row(*place, *totals[place]) for place in sorted(totals, key=_charged_first)],
         "wholes": [Row("all", is_charged, *wholes[is_charged]) for is_charged in sorted(wholes, reverse=True)],
-        "quotas": QuotaPolicy.objects.order_by("priority_class"),
+        **limits_of(me),
         "zone": zone,
         "cuts_hours": any(one.starts_at.minute for one in found),
     }

@@ -16,9 +16,10 @@ from gateway import runtime
 from gateway.asking import TIER_OF_CLASS
 from gateway.auth import Caller
 from gateway.console import tickets
+from gateway.console.pages.limits import budgets_of
 from gateway.console.pages.membership import Member, page
 from scheduler_engine.policy import PriorityClass
-from tenants.models import Project
+from tenants.models import Project, QuotaPolicy
 from tenants.roles import Capability
 from wire.bus import BusError
 
@@ -46,6 +47,7 @@ def playground(request: HttpRequest, me: Member) -> HttpResponse:
         "tiers": [(tier, label) for tier, label in _CLASS_OF_TIER.items() if tier in granted],
         "projects": Project.objects.order_by("name"),
         "currency": settings.RUBATO_CURRENCY,
+        "budgets": budgets_of(me, QuotaPolicy.objects.order_by("priority_class")),
     }
     return render(request, "console/playground.html", context)
 

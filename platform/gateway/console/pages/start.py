@@ -6,10 +6,10 @@ from asgiref.sync import async_to_sync
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 
+from gateway.console.pages.limits import limits_of
 from gateway.console.pages.membership import Member, page
 from gateway.console.views import served_model
 from tenants import selectors
-from tenants.models import QuotaPolicy
 from tenants.roles import Capability
 
 
@@ -22,6 +22,6 @@ def start(request: HttpRequest, me: Member) -> HttpResponse:
         "base_url": request.build_absolute_uri("/v1"),
         "key": newest,
         "model": async_to_sync(served_model)() or "MODEL",
-        "quotas": QuotaPolicy.objects.order_by("priority_class"),
+        **limits_of(me),
     }
     return render(request, "console/start.html", context)
