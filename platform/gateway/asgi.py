@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "gateway.settings")
+os.environ.setdefault("DATABASE_SILENCE_S", "8")  # people wait here: longest before they are told that it is away
 
 from channels.routing import ProtocolTypeRouter, URLRouter
 from django.conf import settings

@@ -76,6 +76,7 @@ class Reason(enum.StrEnum):
     QUEUE_WAIT = "queue_wait"
     NO_WORKER = "no_worker"
     UNAVAILABLE = "unavailable"
+    PERHAPS_DONE = "perhaps_done"  # the database was lost before it had said whether it did it
     STORAGE_FULL = "storage_full"
     WORKER_LOST = "worker_lost"
     CANCELLED = "cancelled"
@@ -136,6 +137,7 @@ _TABLE: dict[Reason, Row] = {
     Reason.QUEUE_WAIT: Row(503, "overloaded", "queue_timeout", Retry.LATER),
     Reason.NO_WORKER: Row(503, "server_error", "no_worker", Retry.LATER),
     Reason.UNAVAILABLE: Row(503, "server_error", "service_unavailable", Retry.LATER),
+    Reason.PERHAPS_DONE: Row(503, "server_error", "outcome_unknown", Retry.NEVER),
     Reason.STORAGE_FULL: Row(503, "server_error", "storage_full", Retry.LATER),
     Reason.WORKER_LOST: Row(503, "server_error", "worker_lost", Retry.LATER),
     Reason.CANCELLED: Row(503, "server_error", "cancelled", Retry.NEVER),
@@ -183,6 +185,12 @@ class Refusal:
                 delay_us = max(1, self.retry_after_us or 1_000_000)
                 told = {"retry-after": str(-(-delay_us // 1_000_000)), "retry-after-ms": str(-(-delay_us // 1_000))}
                 return told if delay_us <= MAX_RETRY_AFTER_US else told | {"x-should-retry": "false"}
+
+
+PERHAPS_DONE = Refusal(
+    reason=Reason.PERHAPS_DONE,
+    message="The database does not answer. What was asked may have been done: look before you ask for it again.",
+)
 
 
 class InvalidRequest(Exception):

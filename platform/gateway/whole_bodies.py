@@ -11,7 +11,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, aclosing, nullcontext
 from typing import Any, TypeVar
 
-from channels.db import database_sync_to_async
 from django.conf import settings
 from django.http import parse_cookie
 from django.template import loader
@@ -20,6 +19,7 @@ from django.urls import Resolver404, resolve
 from gateway import metrics, runtime
 from gateway.console.middleware import CONTENT_SECURITY_POLICY
 from gateway.console.pages.membership import tenant_of
+from gateway.database_threads import asked
 from gateway.errors import InvalidRequest, Reason, Refusal, invalid
 from gateway.management_api.authentication import SCHEME, principal_of
 from gateway.postgresql import AWAY
@@ -92,7 +92,7 @@ async def _refuse(exchange: Exchange, refusal: Refusal, send: Send) -> None:
 async def _asked(question: Callable[[], Answer]) -> Answer:
     """Of the database, in a thread. Raises InvalidRequest while it is away."""
     try:
-        return await database_sync_to_async(question, thread_sensitive=False)()  # type: ignore[no-any-return]
+        return await asked(question)
     except AWAY as error:
         raise invalid(Reason.UNAVAILABLE, "The database does not answer; please come again.") from error
 

@@ -132,7 +132,9 @@ def test_while_the_database_is_away_whoever_comes_is_told_to_come_again(
 
 
 class Relay:
-    """A way to the database that can be shut, refusing whoever comes, or lead nowhere, and be opened again."""
+    """A way to the database that can be shut, refusing whoever comes, or lead nowhere, and be opened again. Held, it
+    takes everything and brings nothing.
+    """
 
     def __init__(self, port: int) -> None:
         self.behind = port
@@ -140,6 +142,18 @@ class Relay:
             self.port = int(free.getsockname()[1])
         self._server: socket.socket | None = None
         self._held: list[socket.socket] = []
+        self._goes_on = threading.Event()
+        self._goes_on.set()
+        self._dead: set[socket.socket] = set()  # open, and nothing of them will ever arrive
+
+    def hold(self) -> None:
+        self._goes_on.clear()
+
+    def let_go(self, is_dead: bool = False) -> None:
+        """``is_dead``: what is open now stays silent, and only what is opened from now on arrives."""
+        if is_dead:
+            self._dead |= set(self._held)
+        self._goes_on.set()
 
     def open(self, leads_nowhere: bool = False) -> None:
         self._server = socket.create_server(("127.0.0.1", self.port))
@@ -147,7 +161,8 @@ class Relay:
 
     def shut(self) -> None:
         assert self._server is not None
-        for held in (self._server, *self._held):
+        server, self._server = self._server, None
+        for held in (server, *self._held):
             with suppress(OSError):
                 held.shutdown(socket.SHUT_RDWR)
             held.close()
@@ -161,16 +176,21 @@ class Relay:
                 if leads_nowhere:
                     continue
                 far = socket.create_connection(("127.0.0.1", self.behind))
+                if self._server is not server:  # shut meanwhile
+                    near.close()
+                    far.close()
+                    return
                 self._held.append(far)
                 for pair in ((near, far), (far, near)):
-                    threading.Thread(target=_copy, args=pair, daemon=True).start()
+                    threading.Thread(target=self._copy, args=pair, daemon=True).start()
 
-
-def _copy(source: socket.socket, sink: socket.socket) -> None:
-    with suppress(OSError):
-        while data := source.recv(65536):
-            sink.sendall(data)
-        sink.shutdown(socket.SHUT_WR)
+    def _copy(self, source: socket.socket, sink: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(65536):
+                self._goes_on.wait(60)
+                if sink not in self._dead:
+                    sink.sendall(data)
+            sink.shutdown(socket.SHUT_WR)
 
 
 @pytest.mark.parametrize("leads_nowhere", [False, True], ids=["refused", "silent"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,12 +13,13 @@ from django.conf import settings
 
 from gateway.batches.storage import Storage
 from gateway.database_threads import DatabaseThreads
-from gateway.errors import Reason, invalid
+from gateway.errors import PERHAPS_DONE, InvalidRequest, Reason, invalid
 from gateway.postgresql import AWAY
 
 Result = TypeVar("Result")
 
 MAX_UPLOADS = 4  # of one tenant at once, in this process
+LONGEST_S = 10.0  # that somebody waits for a thread and the database
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +27,7 @@ class Archive:
     """Always: what one tenant may keep is bounded."""
 
     storage: Storage
-    threads: DatabaseThreads = field(default_factory=DatabaseThreads)
+    threads: DatabaseThreads = field(default_factory=partial(DatabaseThreads, LONGEST_S))
     file_limit_bytes: int
     tenant_limit_bytes: int
     open_batches: int = 100  # of a tenant
@@ -55,9 +57,13 @@ class Archive:
             if not self.uploads[tenant_id]:
                 del self.uploads[tenant_id]
 
-    async def ask(self, work: Callable[[], Result]) -> Result:
-        """Database work in a thread. Raises InvalidRequest (503) while the database does not answer."""
+    async def ask(self, work: Callable[[], Result], *, may_repeat: bool = True) -> Result:
+        """Database work in a thread. Raises InvalidRequest (503) while the database does not answer; where ``work``
+        once more would make another thing, its words do not invite to that.
+        """
         try:
             return await self.threads.run(work)
         except AWAY as error:
+            if not may_repeat:
+                raise InvalidRequest(PERHAPS_DONE) from error
             raise invalid(Reason.UNAVAILABLE, "Files and batches cannot be looked up now.") from error

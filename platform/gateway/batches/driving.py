@@ -27,6 +27,7 @@ from gateway.batches.verdicts import Again, Done, answer_of, not_granted, stop_e
 from gateway.batches.window import Window
 from gateway.database_threads import DatabaseThreads
 from gateway.fates import Answered, AnswerLost, EndedFree, Fates, NeverSeen, UnderWay
+from gateway.postgresql import AWAY
 from gateway.runtime import Runtime
 from scheduler_engine.policy import PriorityClass
 from wire.bus import BusError, FinishedOutput
@@ -251,8 +252,8 @@ class Drive:
         while True:
             try:
                 fate = await self._means.fates.of(self._response_id(line), str(self._lease.tenant_id))
-            except BusError as error:
-                log.info("batch %s waits for Redis: %s", self._lease.batch_id, error)
+            except (BusError, *AWAY) as error:
+                log.info("batch %s waits for Redis and the database: %s", self._lease.batch_id, error)
                 fate = UnderWay()
             match fate:
                 case NeverSeen():

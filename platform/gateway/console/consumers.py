@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from importlib import import_module
+from functools import partial
 from urllib.parse import urlsplit
 
-from channels.auth import get_user
 from channels.generic.websocket import AsyncWebsocketConsumer
 from django.conf import settings
 
 from gateway import runtime
 from gateway.console.feed import LiveFeed
+from gateway.console.sessions import user_of
+from gateway.database_threads import asked
 from gateway.loads import loads
 
 NOT_SIGNED_IN, GOING_AWAY = 4401, 1012
@@ -70,9 +71,8 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channels br
         session_key = self.scope["cookies"].get(settings.SESSION_COOKIE_NAME)
         if not session_key:
             return False
-        session_store = import_module(settings.SESSION_ENGINE).SessionStore
-        user = await get_user({"session": session_store(session_key)})
-        return bool(user.is_active and user.is_staff)
+        user = await asked(partial(user_of, session_key))
+        return user.is_active and bool(getattr(user, "is_staff", False))
 
 
 def same_origin(headers: dict[bytes, bytes]) -> bool:

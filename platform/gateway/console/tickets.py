@@ -11,15 +11,16 @@ import secrets
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import msgspec
-from channels.db import database_sync_to_async
 from django.conf import settings
 from django.http import parse_cookie
 from redis.asyncio import Redis
 
 from gateway.auth import Caller
 from gateway.console.sessions import user_of
+from gateway.database_threads import asked
 from gateway.errors import Reason, Refusal
 from gateway.postgresql import AWAY
 from scheduler_engine.policy import PriorityClass
@@ -95,7 +96,7 @@ class Visit:
 
     async def _ask(self) -> Caller | Refusal:
         try:
-            is_welcome = await database_sync_to_async(_is_welcome)(self.ticket, self._session_key)
+            is_welcome = await asked(partial(_is_welcome, self.ticket, self._session_key))
         except AWAY:
             return _UNKNOWN
         return caller_of(self.ticket) if is_welcome else _NOT_WELCOME

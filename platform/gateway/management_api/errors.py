@@ -17,7 +17,7 @@ from rest_framework import exceptions
 from rest_framework.response import Response
 from rest_framework.views import exception_handler
 
-from gateway.errors import Reason, Refusal
+from gateway.errors import PERHAPS_DONE, Reason, Refusal
 from gateway.postgresql import AWAY
 from tenants.refusals import StillGood
 
@@ -37,6 +37,7 @@ _WORDS = {  # what DRF calls a wrong field -> how its message begins, and its co
     "unsupported": ("{!r} is not supported here.", "unsupported_parameter"),
 }
 _ENDS_IT = "end_previous_secret"
+_COME_AGAIN = Refusal(reason=Reason.UNAVAILABLE, message="The database does not answer; please come again.")
 _NOT_FOUND = "There is no such object."
 
 
@@ -123,10 +124,13 @@ def internal(request: HttpRequest) -> HttpResponse:
 
 
 def _away(request: HttpRequest) -> HttpResponse:
-    refusal = Refusal(reason=Reason.UNAVAILABLE, message="The database does not answer; please come again.")
+    """Who only looked may come again; of what would have changed something nobody knows whether it did."""
+    is_sent = request.method not in ("GET", "HEAD", "OPTIONS")
+    refusal = PERHAPS_DONE if is_sent else _COME_AGAIN
     if _is_api(request):
         return HttpResponse(refusal.body(), status=503, content_type="application/json", headers=refusal.headers())
-    return HttpResponse(loader.get_template("503.html").render(), status=503, headers=refusal.headers())
+    page = loader.get_template("503.html").render({"is_sent": is_sent})
+    return HttpResponse(page, status=503, headers=refusal.headers())
 
 
 def _is_api(request: HttpRequest) -> bool:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from django.db.backends.postgresql.base import DatabaseWrapper as PostgreSQL
 from psycopg import Connection
 from psycopg_pool import ConnectionPool
 
-from gateway.postgresql import POOL_OPTIONS
+from gateway import postgresql
+from gateway.postgresql import POOL_OPTIONS, Heard
 
 
 class DatabaseWrapper(PostgreSQL):
@@ -31,3 +33,15 @@ class DatabaseWrapper(PostgreSQL):
             )
             self._connection_pools.setdefault(self.alias, pool)  # several threads may come first: one wins
         return self._connection_pools[self.alias]
+
+    def get_new_connection(self, conn_params: dict[str, Any]) -> Connection:
+        """Whoever takes it from the pool waits longer for an answer than the pool does."""
+        connection: Connection = super().get_new_connection(conn_params)
+        if isinstance(connection, Heard):
+            connection.silence_s = postgresql.SILENCE_S
+        return connection
+
+    def _close(self) -> None:
+        if isinstance(self.connection, Heard):
+            self.connection.silence_s = postgresql.TRIAL_S
+        super()._close()  # type: ignore[misc]  # of Django, not in its types

@@ -5,12 +5,14 @@ Knows the OpenAI batch shape; refuses to know how lines are checked (Celery) and
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
 import msgspec
+from django.db import OperationalError
 from msgspec import Meta, Struct
 
 from gateway.auth import Caller
@@ -107,7 +109,7 @@ async def _create(exchange: Exchange, archive: Archive, caller: Caller) -> None:
         form_id=None if exchange.operation_id is None else UUID(exchange.operation_id),
     )
     try:
-        batch = await archive.ask(create)
+        batch = await archive.ask(create, may_repeat=exchange.operation_id is not None)
     except SentBefore as sent:
         batch = sent.made
     except NoSuchObject as error:
@@ -116,7 +118,8 @@ async def _create(exchange: Exchange, archive: Archive, caller: Caller) -> None:
     except TooManyOpenBatches as error:
         message = f"At most {archive.open_batches} batches of a tenant may be open; wait until one has ended."
         raise invalid(Reason.OPEN_BATCHES, message) from error
-    await archive.threads.run(partial(wishes.ask_for, wishes.VALIDATE, batch.id))
+    with suppress(OperationalError):  # no thread is free; beat asks again
+        await archive.threads.run(partial(wishes.ask_for, wishes.VALIDATE, batch.id))
     await exchange.answer(200, encode(shown(batch)))
 
 

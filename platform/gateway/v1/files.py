@@ -131,7 +131,7 @@ async def _kept(archive: Archive, caller: Caller, form: Form, draft: Draft, life
     )
     try:
         keep = partial(services.keep_file, owner=owner_of(caller), file=file, limit_bytes=archive.tenant_limit_bytes)
-        return await archive.ask(keep)
+        return await archive.ask(keep, may_repeat=False)
     except TenantStorageFull as error:
         await asyncio.to_thread(archive.storage.remove, file.storage_name)
         message = f"All files together may have {archive.tenant_limit_bytes} bytes; delete some first."
