@@ -81,8 +81,8 @@ def remove(request: HttpRequest, me: Member, member_id: uuid.UUID) -> HttpRespon
     else:
         asked, whom, deed = f"Remove {member.email}?", "them", "Remove"
     lead = (
-        f"Every page of {me.tenant.name} closes to {whom}, and only an invitation opens them again. Invitations that were"
-        f" made by {whom} and are open end, too; keys that were made by {whom} go on."
+        f"Every page of {me.tenant.name} closes to {whom}, and only an invitation opens them again. Open invitations"
+        f" made by {whom} end, too; keys made by {whom} go on."
     )
     return question(request, me, asked, lead=lead, deed=deed, back="console-people")
 
