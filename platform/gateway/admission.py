@@ -1,4 +1,4 @@
-"""May this response come in: every limit of the tenant in one atomic step, all taken or nothing.
+"""May this request come in: every limit of the tenant, for all its responses, in one atomic step, all taken or nothing.
 
 Knows quotas, prices and their keys in Redis (``limits.lua``); refuses to know how the work is done. Nobody is
 let in while Redis is down, or has lost what it held and is not rebuilt yet (``rebuild.py``).
@@ -142,17 +142,18 @@ def duration_text(milliseconds: int) -> str:
     return f"{seconds}s" if seconds < 60 else f"{seconds // 60}m{seconds % 60}s"
 
 
-def never_within_limit(wish: Wish) -> Refusal | None:
+def never_within_limit(bundle: Sequence[Wish]) -> Refusal | None:
     """What its limit can never hold, however long one waits."""
-    quota = wish.quota
+    first = bundle[0]
+    quota, at_once = first.quota, 1 if first.may_wait else len(bundle)
     limits = (
-        ("requests per minute", quota.requests_per_minute, 1),
-        ("tokens per minute", quota.tokens_per_minute, wish.tokens),
-        ("requests at once", quota.concurrency, 1),
+        ("requests per minute", quota.requests_per_minute, len(bundle)),
+        ("tokens per minute", quota.tokens_per_minute, _tokens(bundle)),
+        ("requests at once", quota.concurrency, at_once),
     )
     for name, limit, need in limits:
         if limit is not None and need > limit:
-            message = f"This request needs {need} of {limit} {name} allowed in class {wish.priority_class.label}."
+            message = f"This request needs {need} of {limit} {name} allowed in class {first.priority_class.label}."
             return Refusal(reason=Reason.NEVER_WITHIN_LIMIT, message=message)
     return None
 
@@ -180,17 +181,20 @@ class Admission:
         """Redis' clock, or the one handed in."""
         return self._clock_ms() if self._clock_ms else time.time_ns() // 1_000_000 + self._offset_ms
 
-    async def admit(self, *wishes: Wish) -> Grant | Denied:
-        """One response, by the first of its wishes that every limit holds; else the refusal of the first."""
-        nothing_known = Limits(wishes[0].priority_class)
-        never = [never_within_limit(wish) for wish in wishes]
-        possible = [wish for wish, refusal in zip(wishes, never, strict=True) if refusal is None]
+    async def admit(self, *bundles: Sequence[Wish]) -> list[Grant] | Denied:
+        """All responses of one request, by the first bundle that every limit holds; else the refusal of the first.
+
+        A bundle has a wish for each of the responses, in their order, all in one class: one bundle a class.
+        """
+        nothing_known = Limits(bundles[0][0].priority_class)
+        never = [never_within_limit(bundle) for bundle in bundles]
+        possible = [bundle for bundle, refusal in zip(bundles, never, strict=True) if refusal is None]
         if not possible:
             assert never[0] is not None
             return Denied(never[0], nothing_known)
-        windows = [window_id(wish.quota, wish.zone, self.now_ms()) for wish in possible]
-        asked = [self._wish(wish, window) for wish, window in zip(possible, windows, strict=True)]
-        reserved = [_reserved(wish, window) for wish, window in zip(possible, windows, strict=True)]
+        windows = [window_id(bundle[0].quota, bundle[0].zone, self.now_ms()) for bundle in possible]
+        asked = [self._bundle(bundle, window) for bundle, window in zip(possible, windows, strict=True)]
+        reserved = [_reserved(wish, w) for bundle, w in zip(possible, windows, strict=True) for wish in bundle]
         try:
             reply = await self._script(args=[_encode(asked), *reserved])
         except RedisError as error:
@@ -201,11 +205,12 @@ class Admission:
         if self._clock_ms is None:
             self._offset_ms = redis_ms - time.time_ns() // 1_000_000
         if kind == "admitted":
-            wish = possible[int(reply[2]) - 1]
-            return Grant(wish.response_id, wish.tenant_id, self._lease_key(wish), _limits(wish, reply[3:]))
+            admitted = possible[int(reply[2]) - 1]
+            lease_key, limits = self._lease_key(admitted[0]), _limits(admitted[0], reply[3:])
+            return [Grant(wish.response_id, wish.tenant_id, lease_key, limits) for wish in admitted]
         # A duplicate is our own call, sent once more because its answer was lost, or another's try at the same line.
-        refusal = _refusal(kind, int(reply[2]), possible[0], redis_ms)
-        return Denied(refusal, _limits(possible[0], reply[3:]), is_unsure=kind == "duplicate")
+        first, limits = possible[0][0], _limits(possible[0][0], reply[3:])
+        return Denied(_refusal(kind, int(reply[2]), first, redis_ms), limits, is_unsure=kind == "duplicate")
 
     async def renew(self, gateway_id: str, grants: Sequence[Grant]) -> list[Standing]:
         """Keep the leases of responses that this gateway serves; one without a ``lease_key`` holds none. Whose each is,
@@ -227,40 +232,51 @@ class Admission:
     def _lease_key(self, wish: Wish) -> str:
         return self._keys.lease(wish.tenant_id, wish.priority_class.label)
 
-    def _wish(self, wish: Wish, window: str) -> dict[str, Any]:
+    def _bundle(self, bundle: Sequence[Wish], window: str) -> dict[str, Any]:
         """One of the script's first argument."""
-        tenant_id, label = wish.tenant_id, wish.priority_class.label
-        buckets = [
-            {"key": self._keys.bucket(tenant_id, label, kind), "kind": kind, "limit": limit, "amount": amount}
-            for kind, limit, amount in _buckets(wish)
-        ]
+        first = bundle[0]
+        tenant_id, label = first.tenant_id, first.priority_class.label
         # Who waits holds a lease too: nobody who would not wait passes by.
-        concurrency = None if wish.may_wait else wish.quota.concurrency
-        lease_key, money_key = self._lease_key(wish), self._keys.money(tenant_id, label, window)
+        concurrency = None if first.may_wait else first.quota.concurrency
+        lease_key, money_key = self._lease_key(first), self._keys.money(tenant_id, label, window)
+        money_micros = sum(wish.money_micros for wish in bundle)
         return {
             "now_ms": self._clock_ms() if self._clock_ms else 0,
             "built": self._keys.gate_built,
             "usage": self._keys.usage,
             "usage_limit": MAX_USAGE_ENTRIES,
-            "record": self._keys.response(wish.response_id),
             "record_s": RECORD_LIFETIME_S,
-            "response_id": wish.response_id,
             "lease_ms": LEASE_MS,
-            "buckets": buckets,
+            "buckets": self._buckets(bundle),
             "leases": [{"key": lease_key, "limit": _or_unlimited(concurrency)}],
-            "money": [{"key": money_key, "cap": _or_unlimited(wish.quota.money_micros)}],
-            "money_reserved": wish.money_micros,
-            "fields": _record(wish, buckets, lease_key, money_key) | self._card(wish),
+            "money": [{"key": money_key, "cap": _or_unlimited(first.quota.money_micros), "amount": money_micros}],
+            "responses": [self._response(wish, lease_key, money_key) for wish in bundle],
         }
 
+    def _buckets(self, bundle: Sequence[Wish]) -> list[dict[str, Any]]:
+        tenant_id, label = bundle[0].tenant_id, bundle[0].priority_class.label
+        return [
+            {"key": self._keys.bucket(tenant_id, label, kind), "kind": kind, "limit": limit, "amount": amount}
+            for kind, limit, amount in _buckets(bundle)
+        ]
 
-def _buckets(wish: Wish) -> list[tuple[str, int, int]]:
+    def _response(self, wish: Wish, lease_key: str, money_key: str) -> dict[str, Any]:
+        fields = _record(wish, self._buckets([wish]), lease_key, money_key) | self._card(wish)
+        return {"id": wish.response_id, "record": self._keys.response(wish.response_id), "fields": fields}
+
+
+def _tokens(bundle: Sequence[Wish]) -> int:
+    return sum(wish.tokens for wish in bundle)
+
+
+def _buckets(bundle: Sequence[Wish]) -> list[tuple[str, int, int]]:
     """(kind, limit, amount) of every per-minute limit that is set."""
+    quota = bundle[0].quota
     return [
         (kind, limit, amount)
         for kind, limit, amount in (
-            ("requests", wish.quota.requests_per_minute, 1),
-            ("tokens", wish.quota.tokens_per_minute, wish.tokens),
+            ("requests", quota.requests_per_minute, len(bundle)),
+            ("tokens", quota.tokens_per_minute, _tokens(bundle)),
         )
         if limit is not None
     ]
@@ -316,7 +332,7 @@ def _reserved(wish: Wish, window: str) -> bytes:
 
 def _limits(wish: Wish, levels: Iterable[int]) -> Limits:
     by_kind = {
-        kind: BucketLevel(limit, int(level)) for (kind, limit, _), level in zip(_buckets(wish), levels, strict=True)
+        kind: BucketLevel(limit, int(level)) for (kind, limit, _), level in zip(_buckets([wish]), levels, strict=True)
     }
     return Limits(wish.priority_class, by_kind.get("requests"), by_kind.get("tokens"))
 

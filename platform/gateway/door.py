@@ -94,7 +94,7 @@ class Door:
         self._loads = loads
         self._clock_s = clock_s
         self._background: set[asyncio.Task[None]] = set()
-        self._taking: set[asyncio.Task[ResponseStream | Denied]] = set()
+        self._taking: set[asyncio.Task[list[ResponseStream] | Denied]] = set()
         self._closed = asyncio.Event()
         self.owed = Owed(bus, ownership, self._is_served, clock_s)
         self.texts = texts
@@ -112,79 +112,96 @@ class Door:
         return found
 
     async def enter(
-        self, caller: Caller, ask: Ask, keep: Keep | None = None, *, if_stopped: str = "client"
-    ) -> Entered | Denied:
-        """Checks everything, takes the limits, sends the Submit. A refusal costs nothing and leaves nothing behind.
+        self, caller: Caller, asks: Sequence[Ask], keep: Keep | None = None, *, if_stopped: str = "client"
+    ) -> list[Entered] | Denied:
+        """All responses of one request, which differ in their prompts; ``keep`` is for one alone. Checks everything,
+        takes the limits, sends the Submits. A refusal costs nothing and leaves nothing behind.
         The policy was in force a second ago at most; where it makes a refusal a final one, it is in force by now.
         Raises BusError where that cannot be read.
 
-        Cancelled half way, it leaves again, for the reason ``if_stopped``, whatever it had taken by then.
+        Cancelled half way, they leave again, for the reason ``if_stopped``, whatever was taken by then.
         """
         await self._policy.confirm()
-        found = await self._enter(caller, ask, keep, if_stopped)
+        found = await self._enter(caller, asks, keep, if_stopped)
         if not isinstance(found, Denied) or found.refusal.reason not in _FINAL_BY_POLICY:
             return found
         is_outdated = await self._policy.catch_up()
-        return await self._enter(caller, ask, keep, if_stopped) if is_outdated else found
+        return await self._enter(caller, asks, keep, if_stopped) if is_outdated else found
 
-    async def _enter(self, caller: Caller, ask: Ask, keep: Keep | None, if_stopped: str) -> Entered | Denied:
+    async def _enter(
+        self, caller: Caller, asks: Sequence[Ask], keep: Keep | None, if_stopped: str
+    ) -> list[Entered] | Denied:
+        ask = asks[0]
         if self._closed.is_set():
             return Denied(_GOING, Limits(requested_class(caller, ask)))
         terms = self._terms(caller, ask)
         if isinstance(terms, Refusal):
             return Denied(terms, Limits(requested_class(caller, ask)))
         unlimited = Limits(terms[0].priority_class)
-        offers = await self._offers(caller, ask, terms, is_kept=keep is not None)
-        if isinstance(offers, Refusal):
-            return Denied(offers, unlimited)
+        bundles = await self._bundles(caller, asks, terms, is_kept=keep is not None)
+        if isinstance(bundles, Refusal):
+            return Denied(bundles, unlimited)
         watched_key = "" if ask.source == "batch" else caller.public_id  # a batch sees to its key itself
-        stream = await self._unstopped(self._take(offers, keep, watched_key), if_stopped)
-        if isinstance(stream, Denied):
-            return stream
+        streams = await self._unstopped(self._take(bundles, keep, watched_key), if_stopped)
+        if isinstance(streams, Denied):
+            return streams
+        num_cache_tokens = next(one[0].num_cache_tokens for one in bundles if one[0].submit is streams[0].submit)
+        return [self._entered(stream, num_cache_tokens) for stream in streams]
+
+    def _entered(self, stream: ResponseStream, num_cache_tokens: int) -> Entered:
         served = stream.submit
         if served.requested_class is not None:
             metrics.count_downgrade(served.requested_class, served.priority_class)
         return Entered(
             stream=stream,
             reader=stream.read(),
-            text=self.texts[ask.model],
+            text=self.texts[served.model],
             limits=stream.grant.limits,
             priority_class=served.priority_class,
             prompt_tokens=len(served.prompt_token_ids),
             max_tokens=served.max_tokens,
-            num_cache_tokens=next(one.num_cache_tokens for one in offers if one.submit is served),
+            num_cache_tokens=num_cache_tokens,
         )
 
-    async def _offers(
-        self, caller: Caller, ask: Ask, terms: Sequence[Terms], *, is_kept: bool
-    ) -> Sequence[Offer] | Refusal:
-        """In the first of the classes, and in the next as far as it can serve this ask. Refuses what the first cannot:
-        the platform's want of room, and a wrong ask, go no class down.
+    async def _bundles(
+        self, caller: Caller, asks: Sequence[Ask], terms: Sequence[Terms], *, is_kept: bool
+    ) -> Sequence[Sequence[Offer]] | Refusal:
+        """All of them in the first of the classes, and in the next where it can serve them. Refuses what the first
+        cannot: the platform's want of room, and a wrong ask, go no class down.
         """
-        choices = self._choices(ask, terms)
+        choices = self._choices(asks[0], terms)
         if isinstance(choices, Refusal):
             return choices
-        unable = await grammar_fault(ask.sampling.grammar, ask.grammar_param)
+        unable = await grammar_fault(asks[0].sampling.grammar, asks[0].grammar_param)
         if unable is not None:
             return unable
-        text = self.texts[ask.model]
-        prompt = await encode_prompt(text, ask, min(text.context_length, choices[0][1].max_model_len))
-        if isinstance(prompt, Refusal):
-            return prompt
-        prepared = Prepared(
+        text, prepared = self.texts[asks[0].model], []
+        for ask in asks:
+            prompt = await encode_prompt(text, ask, min(text.context_length, choices[0][1].max_model_len))
+            if isinstance(prompt, Refusal):
+                return prompt
+            prepared.append(self._prepared(caller, ask, prompt, is_kept=is_kept))
+        bundles: list[list[Offer]] = []
+        for one, choice in choices:
+            made = [offer(each, one, choice) for each in prepared]
+            refusals = [found for found in made if isinstance(found, Refusal)]
+            if refusals and not bundles:
+                return refusals[0]
+            if not refusals:
+                bundles.append([found for found in made if isinstance(found, Offer)])
+        return bundles
+
+    def _prepared(self, caller: Caller, ask: Ask, prompt: tuple[int, ...], *, is_kept: bool) -> Prepared:
+        return Prepared(
             caller=caller,
             ask=ask,
-            text=text,
+            text=self.texts[ask.model],
             prompt=prompt,
             response_id=ask.response_id or new_response_id(self._admission.now_ms(), os.urandom(10)),
             gateway_id=self._bus.gateway_id,
             elapsed_us=int((self._clock_s() - ask.received_at_s) * 1_000_000),
             is_kept=is_kept,
         )
-        made = [offer(prepared, one, choice) for one, choice in choices]
-        if isinstance(made[0], Refusal):
-            return made[0]
-        return [one for one in made if isinstance(one, Offer)]
 
     def _choices(self, ask: Ask, terms: Sequence[Terms]) -> list[tuple[Terms, dispatch.Choice]] | Refusal:
         """The first of the classes with a worker, and those of the others that have one too."""
@@ -201,16 +218,16 @@ class Door:
         return found
 
     async def _unstopped(
-        self, work: Coroutine[Any, Any, ResponseStream | Denied], if_stopped: str
-    ) -> ResponseStream | Denied:
+        self, work: Coroutine[Any, Any, list[ResponseStream] | Denied], if_stopped: str
+    ) -> list[ResponseStream] | Denied:
         """Whoever is stopped from here on has perhaps been let in: the taking goes to its end, and is then undone."""
 
-        def undo(taking: asyncio.Task[ResponseStream | Denied]) -> None:
-            if not taking.cancelled() and taking.exception() is None:
-                found = taking.result()
-                if isinstance(found, ResponseStream) and found.end is None:
-                    found.abandon()
-                    self._in_background(self._cancel(found, if_stopped))
+        def undo(taking: asyncio.Task[list[ResponseStream] | Denied]) -> None:
+            found = None if taking.cancelled() or taking.exception() is not None else taking.result()
+            for stream in found if isinstance(found, list) else ():
+                if stream.end is None:
+                    stream.abandon()
+                    self._in_background(self._cancel(stream, if_stopped))
 
         taking = asyncio.create_task(work)
         self._taking.add(taking)
@@ -221,29 +238,35 @@ class Door:
             taking.add_done_callback(undo)
             raise
 
-    async def _take(self, offers: Sequence[Offer], keep: Keep | None, watched_key: str) -> ResponseStream | Denied:
+    async def _take(
+        self, bundles: Sequence[Sequence[Offer]], keep: Keep | None, watched_key: str
+    ) -> list[ResponseStream] | Denied:
         """The limits, and then a worker. Always: with a refusal nothing of either is held."""
-        first = offers[0]
-        tracing.say(gen_ai__request__model=first.wish.model, gen_ai__request__max_tokens=first.submit.max_tokens)
-        self.owed.forget(first.wish.response_id)
+        first = bundles[0]
+        tracing.say(gen_ai__request__model=first[0].wish.model, gen_ai__request__max_tokens=first[0].submit.max_tokens)
+        for one in first:
+            self.owed.forget(one.wish.response_id)
         with tracing.part("admission"):
-            grant = await self._admission.admit(*(one.wish for one in offers))
-        if isinstance(grant, Denied):
-            if grant.is_unsure:
-                self.owed.note(first.wish.response_id, first.wish.tenant_id, "not_dispatched")
-            return grant
-        wish, submit = next(
-            (one.wish, one.submit) for one in offers if one.priority_class is grant.limits.priority_class
-        )
+            grants = await self._admission.admit(*([one.wish for one in bundle] for bundle in bundles))
+        if isinstance(grants, Denied):
+            for one in first if grants.is_unsure else ():
+                self.owed.note(one.wish.response_id, one.wish.tenant_id, "not_dispatched")
+            return grants
+        served_in = grants[0].limits.priority_class
+        taken = next(bundle for bundle in bundles if bundle[0].priority_class is served_in)
         outlives_readers = keep is not None and keep.is_background
-        stream = self._streams.open(grant, submit, wish.worker_id, wish.epoch, outlives_readers=outlives_readers)
-        stream.key_public_id = watched_key
-        refusal = await self._dispatch(stream, keep)
+        streams = []
+        for grant, one in zip(grants, taken, strict=True):
+            worker = one.wish.worker_id, one.wish.epoch
+            stream = self._streams.open(grant, one.submit, *worker, outlives_readers=outlives_readers)
+            stream.key_public_id = watched_key
+            streams.append(stream)
+        refusal = await self._dispatch(streams, keep)
         if refusal is not None:
-            return Denied(refusal, Limits(wish.priority_class))
-        if self._closed.is_set():  # meanwhile
+            return Denied(refusal, Limits(served_in))
+        for stream in streams if self._closed.is_set() else ():  # meanwhile
             self._end(stream, _GOING, "gateway_lost")
-        return stream
+        return streams
 
     def leave(self, entered: Entered) -> None:
         """The reader is done. A response that still goes on is cancelled: the worker frees its row at the next step."""
@@ -315,16 +338,19 @@ class Door:
             return Refusal(reason=Reason.MODEL_NOT_FOUND, message=message, param="model")
         return terms_of(view, caller, ask)
 
-    async def _dispatch(self, stream: ResponseStream, keep: Keep | None) -> Refusal | None:
+    async def _dispatch(self, streams: Sequence[ResponseStream], keep: Keep | None) -> Refusal | None:
+        """All of them to one worker, in one message: none runs where another was not handed over."""
         try:
             if keep is not None:
-                stream.card = _card(stream, keep)
-                await self._ownership.keep(stream.card)
-            await self._bus.send(stream.worker_id, stream.submit)
+                [kept] = streams
+                kept.card = _card(kept, keep)
+                await self._ownership.keep(kept.card)
+            await self._bus.send(streams[0].worker_id, *(stream.submit for stream in streams))
             return None
         except BusError as error:
-            self._streams.forget(stream)
-            self._in_background(self.take_back(stream, "not_dispatched"))
+            for stream in streams:
+                self._streams.forget(stream)
+                self._in_background(self.take_back(stream, "not_dispatched"))
             kind = Reason.OVERLOADED if isinstance(error, BusFull) else Reason.UNAVAILABLE
             return Refusal(reason=kind, message="The request could not be handed to a worker; nothing was charged.")
 

@@ -1,16 +1,17 @@
--- Lets one response in against every limit at once, or takes nothing at all (and notes a window's
+-- Lets all responses of one request in against every limit at once, or takes nothing at all (and notes a window's
 -- first refusal for money). Shapes of all keys: wire/redis_keys.py.
--- ARGV[1] the wishes as JSON (admission.py, Wish): of one response, in the class it asks for and, where the policy lets
--- it overflow, in a lower one. The first that every limit holds is taken. ARGV[2...] for each the encoded Reserved.
--- Returns {"admitted", now_ms, number of the wish, level...}, a level per bucket, or, of the first wish,
+-- ARGV[1] the bundles as JSON (admission.py): the request in the class it asks for and, where the policy lets it
+-- overflow, in a lower one. The first that every limit holds is taken. ARGV[2...] the encoded Reserved of each response
+-- of the first bundle, then of the next.
+-- Returns {"admitted", now_ms, number of the bundle, level...}, a level per bucket, or, of the first bundle,
 -- {"<kind of the limit>", now_ms, retry_after_ms, level...}.
 -- A bucket holds whole tokens in ``level`` and the rest of its refill in ``fraction``, in 1/60000 of a token, so that a
 -- limit per minute times elapsed milliseconds stays an exact integer.
 
 local UNITS = 60000
 
-local wishes = cjson.decode(ARGV[1])
-local first = wishes[1]
+local bundles = cjson.decode(ARGV[1])
+local first = bundles[1]
 local now_ms = first.now_ms
 if now_ms == 0 then
   local time = redis.call('TIME')
@@ -34,9 +35,9 @@ local function filled(bucket)
   return level, units % UNITS
 end
 
-local function levels_of(wish)
+local function levels_of(bundle)
   local levels, fractions = {}, {}
-  for i, bucket in ipairs(wish.buckets) do
+  for i, bucket in ipairs(bundle.buckets) do
     levels[i], fractions[i] = filled(bucket)
   end
   return levels, fractions
@@ -48,65 +49,75 @@ local function answer(kind, number, levels)
   return reply
 end
 
--- The kind of the first limit that does not hold the wish, how long that lasts, and of money its window's key; nil where
+-- The kind of the first limit that does not hold the bundle, how long that lasts, and of money its window's key; nil where
 -- all do.
-local function refusing(wish, levels, fractions)
-  for i, bucket in ipairs(wish.buckets) do
+local function refusing(bundle, levels, fractions)
+  for i, bucket in ipairs(bundle.buckets) do
     if levels[i] < bucket.amount then
       local missing_units = (bucket.amount - levels[i]) * UNITS - fractions[i]
       return bucket.kind, missing_units / math.max(bucket.limit, 1)
     end
   end
-  for _, lease in ipairs(wish.leases) do
+  for _, lease in ipairs(bundle.leases) do
     redis.call('ZREMRANGEBYSCORE', lease.key, '-inf', now_ms) -- nobody renews these: their gateway is gone
-    if lease.limit >= 0 and redis.call('ZCARD', lease.key) >= lease.limit then return 'concurrency', 1000 end
+    if lease.limit >= 0 and redis.call('ZCARD', lease.key) + #bundle.responses > lease.limit then
+      return 'concurrency', 1000
+    end
   end
-  for _, money in ipairs(wish.money) do
+  for _, money in ipairs(bundle.money) do
     if money.cap >= 0 then
       local held = redis.call('HMGET', money.key, 'open', 'settled')
-      if tonumber(held[1] or 0) + tonumber(held[2] or 0) + wish.money_reserved > money.cap then
+      if tonumber(held[1] or 0) + tonumber(held[2] or 0) + money.amount > money.cap then
         return 'money', 0, money.key
       end
     end
   end
 end
 
-local function take(wish, levels, fractions, reserved)
-  for i, bucket in ipairs(wish.buckets) do
+local function take(bundle, levels, fractions, first_reserved)
+  for i, bucket in ipairs(bundle.buckets) do
     levels[i] = levels[i] - bucket.amount
     redis.call('HSET', bucket.key, 'level', whole(levels[i]), 'fraction', whole(fractions[i]), 'at_ms', whole(now_ms),
       'capacity', whole(bucket.limit))
     redis.call('EXPIRE', bucket.key, 86400)
   end
-  for _, lease in ipairs(wish.leases) do
-    redis.call('ZADD', lease.key, now_ms + wish.lease_ms, wish.response_id)
+  for _, lease in ipairs(bundle.leases) do
+    for _, response in ipairs(bundle.responses) do
+      redis.call('ZADD', lease.key, now_ms + bundle.lease_ms, response.id)
+    end
     redis.call('EXPIRE', lease.key, 86400)
   end
-  for _, money in ipairs(wish.money) do
-    redis.call('HINCRBY', money.key, 'open', whole(wish.money_reserved))
+  for _, money in ipairs(bundle.money) do
+    redis.call('HINCRBY', money.key, 'open', whole(money.amount))
     redis.call('HSETNX', money.key, 'settled', 0)
     redis.call('EXPIRE', money.key, 3456000) -- 40 days: longer than any window
   end
-  local fields = {}
-  for name, value in pairs(wish.fields) do
-    table.insert(fields, name)
-    table.insert(fields, value)
+  for i, response in ipairs(bundle.responses) do
+    local fields = {}
+    for name, value in pairs(response.fields) do
+      table.insert(fields, name)
+      table.insert(fields, value)
+    end
+    redis.call('HSET', response.record, unpack(fields))
+    redis.call('EXPIRE', response.record, bundle.record_s)
+    redis.call('XADD', bundle.usage, '*', 'm', ARGV[first_reserved + i - 1])
   end
-  redis.call('HSET', wish.record, unpack(fields))
-  redis.call('EXPIRE', wish.record, wish.record_s)
-  redis.call('XADD', wish.usage, '*', 'm', reserved)
 end
 
 if redis.call('EXISTS', first.built) == 0 then return answer('lost', 1000, levels_of(first)) end -- held is not owed
-if redis.call('XLEN', first.usage) >= first.usage_limit then return answer('full', 1000, levels_of(first)) end
-if redis.call('EXISTS', first.record) == 1 then return answer('duplicate', 0, levels_of(first)) end
+if redis.call('XLEN', first.usage) + #first.responses > first.usage_limit then
+  return answer('full', 1000, levels_of(first))
+end
+for _, response in ipairs(first.responses) do
+  if redis.call('EXISTS', response.record) == 1 then return answer('duplicate', 0, levels_of(first)) end
+end
 
 local refusal, exhausted = nil, {}
-for number, wish in ipairs(wishes) do
-  local levels, fractions = levels_of(wish)
-  local kind, retry_after_ms, window = refusing(wish, levels, fractions)
+for number, bundle in ipairs(bundles) do
+  local levels, fractions = levels_of(bundle)
+  local kind, retry_after_ms, window = refusing(bundle, levels, fractions)
   if not kind then
-    take(wish, levels, fractions, ARGV[1 + number])
+    take(bundle, levels, fractions, 2 + (number - 1) * #first.responses)
     return answer('admitted', number, levels)
   end
   refusal = refusal or answer(kind, retry_after_ms, levels)

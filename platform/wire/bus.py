@@ -108,8 +108,8 @@ class GatewayBus(Protocol):
 
     async def open(self) -> None: ...
 
-    async def send(self, worker_id: str, message: ToWorker) -> None:
-        """Raises BusFull or BusError; the message then did not arrive."""
+    async def send(self, worker_id: str, *messages: ToWorker) -> None:
+        """All of them or none. Raises BusFull or BusError; they then did not arrive."""
         ...
 
     async def receive(self, timeout_s: float) -> Sequence[ToGateway | BadEntry]: ...

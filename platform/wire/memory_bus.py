@@ -158,16 +158,16 @@ class MemoryGatewayBus:
             self._hub.outboxes.setdefault(self.gateway_id, deque())
         await self.heartbeat()
 
-    async def send(self, worker_id: str, message: ToWorker) -> None:
-        self.send_now(worker_id, message)
+    async def send(self, worker_id: str, *messages: ToWorker) -> None:
+        self.send_now(worker_id, *messages)
 
-    def send_now(self, worker_id: str, message: ToWorker) -> None:
+    def send_now(self, worker_id: str, *messages: ToWorker) -> None:
         """``send`` for a caller without an event loop."""
         hub = self._hub
         with hub.changed:
             inbox = hub.inboxes.setdefault(worker_id, deque())
             hub.refuse_when_full(inbox)
-            inbox.append(message)
+            inbox.extend(messages)
             hub.changed.notify_all()
 
     async def receive(self, timeout_s: float) -> Sequence[ToGateway | BadEntry]:

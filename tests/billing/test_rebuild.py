@@ -70,7 +70,8 @@ class House:
     def admit(self, **limits: Any) -> Grant | Denied:
         async def ask() -> Grant | Denied:
             async with redis.asyncio.Redis.from_url(self.url, protocol=2) as client:
-                return await Admission(client, KEYS).admit(self._wish(**limits))
+                found = await Admission(client, KEYS).admit([self._wish(**limits)])
+                return found if isinstance(found, Denied) else found[0]
 
         return asyncio.run(ask())
 

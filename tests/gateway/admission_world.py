@@ -6,6 +6,7 @@ import itertools
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -65,8 +66,11 @@ class Gate:
             price_version=1,
         )
 
-    async def admit(self, prompt: int = 10, max_tokens: int = 10, **limits: Any) -> Grant | Denied:
-        return await self.admission.admit(self.wish(prompt, max_tokens, **limits))
+    async def admit(
+        self, prompt: int = 10, max_tokens: int = 10, *, may_wait: bool = False, **limits: Any
+    ) -> Grant | Denied:
+        found = await self.admission.admit([replace(self.wish(prompt, max_tokens, **limits), may_wait=may_wait)])
+        return found if isinstance(found, Denied) else found[0]
 
     async def renew(self, *grants: Grant, gateway_id: str = "g") -> list[Standing]:
         return await self.admission.renew(gateway_id, grants)

@@ -39,11 +39,13 @@ class Order:
     lower: dict[str, int] | None = None
 
 
-def wishes(order: Order) -> list[Wish]:
+def bundles(order: Order) -> list[list[Wish]]:
     """Of one response."""
     response_id = str(uuid.uuid4())
     own = wish(response_id, order.tenant, PriorityClass.DEFAULT, order.limits)
-    return [own] if order.lower is None else [own, wish(response_id, order.tenant, PriorityClass.BATCH, order.lower)]
+    if order.lower is None:
+        return [[own]]
+    return [[own], [wish(response_id, order.tenant, PriorityClass.BATCH, order.lower)]]
 
 
 def wish(response_id: str, tenant: str, priority_class: PriorityClass, limits: dict[str, int]) -> Wish:
@@ -68,9 +70,9 @@ def wish(response_id: str, tenant: str, priority_class: PriorityClass, limits: d
     )
 
 
-def as_json(outcome: Grant | Denied) -> dict[str, object]:
-    if isinstance(outcome, Grant):
-        return {"admitted": outcome.response_id}
+def as_json(outcome: list[Grant] | Denied) -> dict[str, object]:
+    if not isinstance(outcome, Denied):
+        return {"admitted": outcome[0].response_id}
     return {"status": outcome.refusal.status, "code": outcome.refusal.row.code, "reason": outcome.refusal.reason.name}
 
 
@@ -88,7 +90,7 @@ async def race(url: str, keys: Keys) -> None:
         while len(clients) < order.number:
             clients.append(Redis.from_url(url, protocol=2))
             await clients[-1].ping()
-        asks = [admission(client, keys, order.now_ms).admit(*wishes(order)) for client in clients[: order.number]]
+        asks = [admission(client, keys, order.now_ms).admit(*bundles(order)) for client in clients[: order.number]]
         releases = [
             bus.append_usage(Released(response_id=response_id, tenant_id=order.tenant, reason="test"))
             for response_id in order.release

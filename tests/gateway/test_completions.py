@@ -8,9 +8,6 @@ from typing import Any
 import openai
 import pytest
 
-from scheduler_engine.policy import PriorityClass, TenantClassPolicy
-from wire.messages import Usage
-
 MODEL = "simulated"
 
 
@@ -126,18 +123,6 @@ async def test_a_bad_field_is_named_and_costs_nothing(
     assert caught.value.param is not None
     assert caught.value.param.partition("[")[0] == param.partition("[")[0]
     assert world.usage_messages() == []
-
-
-async def test_a_list_is_let_in_as_a_whole_or_not_at_all_and_then_free(world: Any) -> None:
-    await world.set_quota(
-        TenantClassPolicy(tenant_id="aurora", priority_class=PriorityClass.DEFAULT, requests_per_minute=2)
-    )
-    world.worker.script.prompt_first = True
-    with pytest.raises(openai.RateLimitError):
-        await ask(world, prompt=["a", "b", "c"])
-    await world.until(lambda: world.slots_in_use() == 0)
-    assert [usage.terminal for usage in world.usage_messages() if isinstance(usage, Usage)] == ["failed_platform"] * 2
-    assert world.money("aurora", "default") == {"open": 0, "settled": 0}
 
 
 async def test_a_client_that_leaves_cancels_every_prompt_of_its_list(world: Any) -> None:

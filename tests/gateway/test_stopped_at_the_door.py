@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from gateway.admission import Denied
 from gateway.asking import Ask, Plain
 from gateway.auth import Caller
-from gateway.door import Door, Entered, Keep
+from gateway.door import Door, Keep
 from scheduler_engine.policy import PriorityClass
 
 CALLER = Caller("key-aurora", "public", "aurora", "project-aurora", PriorityClass.DEFAULT)
@@ -82,7 +83,7 @@ async def test_a_caller_stopped_at_any_await_of_the_door_holds_nothing_afterward
     world.worker.script.answer = b"x" * 400
     world.worker.step_s = 0.02
     door, gates = gated_door(world, part, stop_at)
-    entering = asyncio.create_task(door.enter(CALLER, ask(), Keep(b"{}", 0, is_background=is_background)))
+    entering = asyncio.create_task(door.enter(CALLER, [ask()], Keep(b"{}", 0, is_background=is_background)))
     await asyncio.wait_for(gates.reached.wait(), 5)
     entering.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -99,7 +100,7 @@ async def test_a_line_of_a_batch_that_is_stopped_at_the_door_is_not_charged(worl
     door, gates = gated_door(world, "bus", "after send")
     world.worker.script.answer = b"x" * 400
     world.worker.step_s = 0.02
-    entering = asyncio.create_task(door.enter(CALLER, ask(), if_stopped="expired"))
+    entering = asyncio.create_task(door.enter(CALLER, [ask()], if_stopped="expired"))
     await asyncio.wait_for(gates.reached.wait(), 5)
     entering.cancel()
     gates.go_on.set()
@@ -110,15 +111,15 @@ async def test_a_line_of_a_batch_that_is_stopped_at_the_door_is_not_charged(worl
 async def test_a_door_that_closes_while_somebody_is_half_way_in_ends_that_one_too(world: Any) -> None:
     door, gates = gated_door(world, "admission", "after admit")
     world.worker.script.hang = True
-    entering = asyncio.create_task(door.enter(CALLER, ask()))
+    entering = asyncio.create_task(door.enter(CALLER, [ask()]))
     await asyncio.wait_for(gates.reached.wait(), 5)
     closing = asyncio.create_task(door.close())
     await asyncio.sleep(0)
     gates.go_on.set()
     entered = await entering
     await asyncio.wait_for(closing, 5)
-    assert isinstance(entered, Entered)
-    assert entered.stream.end is not None
+    assert not isinstance(entered, Denied)
+    assert entered[0].stream.end is not None
     await world.until(lambda: bool(world.worker.cancels))
 
 

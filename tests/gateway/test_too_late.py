@@ -62,7 +62,7 @@ def revoking_what_is_revoked(house: House) -> Late:
 
 def rotating_what_is_revoked(house: House) -> Late:
     form = {"grace": "0", "seen": house.key.last4}
-    return f"keys/{house.key.id}/rotate", form, lambda: _revoked(house), "has ended cannot be rotated"
+    return f"keys/{house.key.id}/rotate", form, lambda: _revoked(house), "has ended, and cannot be rotated"
 
 
 def switching_off_what_is_removed(house: House) -> Late:

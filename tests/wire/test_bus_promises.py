@@ -67,6 +67,22 @@ async def test_a_full_inbox_is_refused_and_the_message_does_not_arrive(world: An
     assert [message.response_id for message in worker.receive(0.0)] == [f"r{number}" for number in range(10)]
 
 
+async def test_what_is_sent_together_arrives_together_and_in_order_or_not_at_all(world: Any, make: Any) -> None:
+    worker, gateway = world.worker(), world.gateway()
+    worker.open()
+    await gateway.send("w1", *(make.submit(f"r{number}") for number in range(3)))
+    assert [message.response_id for message in worker.receive(0.0)] == ["r0", "r1", "r2"]
+
+    async def until_full() -> None:
+        for number in range(11):
+            await gateway.send("w1", make.submit(f"first {number}"), make.submit(f"second {number}"))
+
+    with pytest.raises(BusFull):
+        await until_full()
+    arrived = [message.response_id for message in worker.receive(0.0)]
+    assert [name.split()[0] for name in arrived] == ["first", "second"] * (len(arrived) // 2)
+
+
 async def test_a_full_outbox_names_its_gateway_and_nothing_of_the_step_is_visible(world: Any, make: Any) -> None:
     worker, slow, reader = world.worker(), world.gateway("slow"), world.usage_reader()
     worker.open()

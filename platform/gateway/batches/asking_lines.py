@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -81,14 +81,15 @@ class LineDoor:
     def texts(self) -> Mapping[str, Text]:
         return self._door.texts
 
-    async def enter(self, caller: Caller, ask: Ask, keep: Keep | None = None) -> Entered | Denied:
+    async def enter(self, caller: Caller, asks: Sequence[Ask], keep: Keep | None = None) -> list[Entered] | Denied:
+        [ask] = asks  # a line has one prompt
         self._has_deadline = any((ask.deadline_ms, ask.completion_deadline_ms, ask.max_queue_wait_ms))
         own = replace(ask, source=SOURCE, service_tier=TIER, response_id=self._response_id)
         if self._output is None:
-            found = await self._door.enter(caller, own, if_stopped=STOPPED)
-            self._stream = found.stream if isinstance(found, Entered) else None
+            found = await self._door.enter(caller, [own], if_stopped=STOPPED)
+            self._stream = None if isinstance(found, Denied) else found[0].stream
             return found
-        return await shown_again(self.texts, self._policy, caller, own, PriorityClass.BATCH, self._output)
+        return [await shown_again(self.texts, self._policy, caller, own, PriorityClass.BATCH, self._output)]
 
     def leave(self, entered: Entered) -> None:
         self.stop_reading(entered.stream, entered.reader)

@@ -6,7 +6,7 @@ request. Refuses to know limits, workers and what is answered.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, NoReturn
 
@@ -72,7 +72,8 @@ class _CheckingDoor:
 
     texts: Mapping[str, Text] = {}
 
-    async def enter(self, caller: Caller, ask: Ask, keep: object = None) -> NoReturn:
+    async def enter(self, caller: Caller, asks: Sequence[Ask], keep: object = None) -> NoReturn:
+        [ask] = asks
         raise _Reached(ask)
 
     def leave(self, entered: Entered) -> None:

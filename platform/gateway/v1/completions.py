@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.asking import TIER_OF_CLASS, Ask, Plain, Prompt, TokenIds
+from gateway.asking import Ask, Plain, Prompt, TokenIds
 from gateway.door import Door, Entered
 from gateway.errors import Reason, invalid
 from gateway.response_stream import Piece
@@ -187,7 +187,7 @@ class CompletionFrames:
             "object": "text_completion",
             "created": self._created,
             "model": first.text.model,
-            "service_tier": TIER_OF_CLASS[max(one.priority_class for one in self._group.entered)],  # the lowest
+            "service_tier": first.service_tier,
             "system_fingerprint": None,
         }
 

@@ -22,7 +22,6 @@ from gateway.tracing import tracing
 from gateway.v1.answers import cost_headers, event, explained, outcome_of
 from gateway.v1.http import Exchange
 from gateway.v1.routes import Enter
-from wire.bus import BusError
 from wire.messages import Finished
 
 KEEPALIVE_S = 10.0  # a waiting stream begins after this long, then sends a comment as often: no proxy cuts it
@@ -60,15 +59,15 @@ class Frames(Protocol):
 
 @dataclass(slots=True)
 class Group:
-    """The responses of one request, in order. Always: all of them were let in, and all leave."""
+    """The responses of one request, in order. Always: all of them were let in together, and all leave."""
 
     door: Door
     entered: list[Entered]
 
     @property
     def limits(self) -> Limits:
-        """As they stood after the last of them."""
-        return self.entered[-1].limits
+        """As they stood after all of them."""
+        return self.entered[0].limits
 
     def abandon(self) -> None:
         for one in self.entered:
@@ -113,23 +112,14 @@ async def _alone(entered: Entered) -> AsyncIterator[tuple[int, Delivery] | None]
 
 @asynccontextmanager
 async def entered(door: Door, enter: Enter, caller: Caller, asks: Sequence[Ask]) -> AsyncIterator[Group]:
-    """All of them by ``enter``, or none at no charge. Raises InvalidRequest with the refusal of the first that is not
-    let in, or BusError.
-    """
-    group = Group(door, [])
+    """All of them by ``enter``, or none at no charge. Raises InvalidRequest with the refusal, or BusError."""
+    found = await enter(caller, asks)
+    if isinstance(found, Denied):
+        raise InvalidRequest(found.refusal, found.limits.headers(), found.limits.priority_class)
     try:
-        try:
-            for ask in asks:
-                one = await enter(caller, ask)
-                if isinstance(one, Denied):
-                    raise InvalidRequest(one.refusal, one.limits.headers(), one.limits.priority_class)
-                group.entered.append(one)
-        except (InvalidRequest, BusError):
-            _free(group)
-            raise
-        yield group
+        yield Group(door, found)
     finally:
-        for one in group.entered:
+        for one in found:
             door.leave(one)
 
 

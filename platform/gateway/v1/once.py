@@ -7,6 +7,7 @@ Knows operations and their fates; refuses to know keys and answers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import assert_never
 from uuid import UUID, uuid5
@@ -44,26 +45,32 @@ class Once:
         self._policy = policy
         self._fates = fates
         self._is_left = is_left
-        self._num_asked = 0
         self.begun: list[str] = []  # operations that were let in, here or by another
         self.is_spent = False  # charged, and nothing is left to show
         self._tenant_id = ""
 
-    async def enter(self, caller: Caller, ask: Ask, keep: Keep | None = None) -> Entered | Denied:
-        """As the door's own. Raises also InvalidRequest: the operation is under way, or its answer is gone."""
-        name = self.operation if self._num_asked == 0 else str(uuid5(UUID(self.operation), str(self._num_asked)))
-        self._num_asked += 1
+    async def enter(self, caller: Caller, asks: Sequence[Ask], keep: Keep | None = None) -> list[Entered] | Denied:
+        """As the door's own: whichever have not been before go through it together. Raises also InvalidRequest: one of
+        them is under way, or its answer is gone.
+        """
         self._tenant_id = caller.tenant_id
-        if self._is_left:
-            found = await self._after_another(name)
+        shown: dict[int, Entered] = {}
+        wanted: dict[str, Ask] = {}
+        for number, ask in enumerate(asks):
+            name = self.operation if number == 0 else str(uuid5(UUID(self.operation), str(number)))
+            found = await self._after_another(name) if self._is_left else name
             if isinstance(found, FinishedOutput):
                 priority_class = requested_class(caller, ask)
-                return await shown_again(self._door.texts, self._policy, caller, ask, priority_class, found)
-            name = found
-        entered = await self._door.enter(caller, replace(ask, response_id=name), keep)
-        if isinstance(entered, Entered) or entered.is_unsure:
-            self.begun.append(name)
-        return entered
+                shown[number] = await shown_again(self._door.texts, self._policy, caller, ask, priority_class, found)
+            else:
+                wanted[found] = replace(ask, response_id=found)
+        entered = await self._door.enter(caller, [*wanted.values()], keep) if wanted else []
+        if not isinstance(entered, Denied) or entered.is_unsure:
+            self.begun += wanted
+        if isinstance(entered, Denied):
+            return entered
+        let_in = iter(entered)
+        return [shown[number] if number in shown else next(let_in) for number in range(len(asks))]
 
     async def _after_another(self, name: str) -> FinishedOutput | str:
         """What came of an operation; or the id under which it can be asked for. Raises InvalidRequest."""

@@ -95,9 +95,10 @@ async def create(
         is_background=bool(request.background),
         is_stored=bool(request.store),
     )
-    entered = await (enter or runtime.door.enter)(caller, ask, keep)
-    if isinstance(entered, Denied):
-        raise InvalidRequest(entered.refusal, entered.limits.headers(), entered.limits.priority_class)
+    found = await (enter or runtime.door.enter)(caller, [ask], keep)
+    if isinstance(found, Denied):
+        raise InvalidRequest(found.refusal, found.limits.headers(), found.limits.priority_class)
+    [entered] = found
     return Reading(_head_of_entered(request, entered, created_at), entered.stream, entered.reader, entered.limits)
 
 

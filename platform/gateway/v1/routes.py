@@ -21,7 +21,9 @@ from gateway.v1.once import Once
 class Enter(Protocol):
     """The door's way in, or the one of an Idempotency-Key."""
 
-    async def __call__(self, caller: Caller, ask: Ask, keep: Keep | None = None) -> Entered | Denied: ...
+    async def __call__(
+        self, caller: Caller, asks: Sequence[Ask], keep: Keep | None = None
+    ) -> list[Entered] | Denied: ...
 
 
 @dataclass(frozen=True, slots=True)

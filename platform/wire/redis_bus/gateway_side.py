@@ -43,10 +43,10 @@ class RedisGatewayBus:
     async def open(self) -> None:
         await self.heartbeat()
 
-    async def send(self, worker_id: str, message: ToWorker) -> None:
+    async def send(self, worker_id: str, *messages: ToWorker) -> None:
         with bus_errors():
             answer = await self._append(
-                keys=[self._keys.inbox(worker_id)], args=[self._max_stream_length, codec.encode([message])]
+                keys=[self._keys.inbox(worker_id)], args=[self._max_stream_length, codec.encode(messages)]
             )
         if answer == -2:
             raise BusFull(f"the inbox of worker {worker_id} stands at its hard length")
