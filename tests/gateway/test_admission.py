@@ -256,8 +256,9 @@ async def test_a_refusal_for_money_says_what_is_not_covered_and_when_the_budget_
     gate: Gate, window: Any, anew: str
 ) -> None:
     wish = replace(gate.wish(30, 80, money_micros=100, money_window=window), zone=ZoneInfo("Europe/Vienna"))
-    message = denied(await gate.admission.admit(wish)).refusal.message
-    assert message == (
+    found = await gate.admission.admit([wish])
+    assert isinstance(found, Denied)
+    assert found.refusal.message == (
         f"The budget of this {window} in class default does not cover this request at worst: its prompt and 80 output"
         f" tokens. It begins anew at {anew} 00:00 (Europe/Vienna)."
     )
