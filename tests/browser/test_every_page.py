@@ -158,7 +158,7 @@ def things(product: Product) -> dict[str, Any]:
     )
     members.invite(actor="tests", tenant=tenant, email="open@example.com", role=Role.AUDITOR)
     cell = selectors.tenant_class_policy(QuotaPolicy.objects.get(tenant=tenant, priority_class="default"))
-    services.save_quota(actor="tests", policy=replace(cell, money_micros=10**15, money_window="day"))
+    services.save_quota(actor="tests", policy=replace(cell, money_micros=20_000_000, money_window="day"))
     current = selectors.current_policy()
     assert current is not None
     document = selectors.live_policy(current.version)

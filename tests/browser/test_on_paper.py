@@ -11,6 +11,7 @@ from tests.browser.test_every_page import CASES, enter, site, things
 
 __all__ = ["site", "things"]  # fixtures
 PORTRAIT, LANDSCAPE = {"width": 718, "height": 1047}, {"width": 1047, "height": 718}  # A4 less a centimetre, at 96 dpi
+WIDE = ("/operator/policy/", "/console/aurora/statements/{statement}")  # as print.css has it
 CUT = """() => [...document.querySelectorAll("main *")]
   .filter((one) => one.checkVisibility() && one.clientWidth && !one.closest(".visually-hidden"))
   .filter((one) => getComputedStyle(one).overflowX !== "visible" && one.scrollWidth > one.clientWidth)
@@ -32,7 +33,7 @@ def test_a_page_on_paper_is_whole_and_dark_on_light(
     page: Page, site: str, things: dict[str, Any], role: str, path: str
 ) -> None:
     enter(page, site, role)
-    paper = LANDSCAPE if path == "/operator/policy/" else PORTRAIT  # as print.css has it
+    paper = LANDSCAPE if path in WIDE else PORTRAIT
     page.set_viewport_size(paper)
     page.emulate_media(media="print", color_scheme="dark")
     page.goto(path.format(**things))
@@ -43,8 +44,8 @@ def test_a_page_on_paper_is_whole_and_dark_on_light(
 
 def test_on_a_statement_on_paper_a_class_keeps_its_word_whole(page: Page, site: str, things: dict[str, Any]) -> None:
     enter(page, site, "owner")
-    page.set_viewport_size(PORTRAIT)
+    page.set_viewport_size(LANDSCAPE)
     page.emulate_media(media="print")
     page.goto(f"/console/aurora/statements/{things['statement']}")
-    word = page.get_by_role("cell", name="interactive", exact=True)
+    word = page.get_by_role("region", name="Lines").get_by_role("cell", name="interactive", exact=True)
     assert word.evaluate(LINES) == 1
