@@ -59,7 +59,7 @@ class OpenedWithReason(Opened):
 
     reason = forms.CharField(
         max_length=LONGEST_REASON,
-        help_text="stands in the policy's history and on the trail",
+        help_text="required: stands in the policy's history and on the trail",
         validators=[one_direction],
     )
 

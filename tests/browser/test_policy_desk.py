@@ -15,6 +15,7 @@ from billing.pricing import TokenPrices
 from tenants import services
 from tenants.models import PolicyProposal, QuotaPolicy
 
+NOWHERE = "redis://127.0.0.1:1/0"
 LONG = "Universitätsklinikum Schleswig-Holstein, Campus Kiel"
 
 
@@ -62,6 +63,27 @@ def test_a_page_with_something_typed_is_not_left_without_a_question(desk: Page) 
     box.press("Enter")  # saved, so nothing is asked
     expect(desk.get_by_role("heading", name="An edit of version")).to_be_visible()
     assert asked == ["beforeunload"]
+
+
+@pytest.mark.parametrize("button", ["Put it in force", "Send it for approval", "Approve", "Withdraw"])
+def test_a_double_click_on_what_becomes_of_an_edit_ends_with_what_became_of_it(
+    desk: Page, button: str, settings: Any
+) -> None:
+    settings.REDIS_URL = NOWHERE
+    settings.RUBATO_POLICY_NEEDS_APPROVAL = button != "Put it in force"
+    typed(desk)
+    desk.get_by_role("button", name="See what this does").dblclick()
+    desk.get_by_label("Why", exact=True).fill("they asked")
+    if button in ("Approve", "Withdraw"):
+        desk.get_by_role("button", name="Send it for approval").click()
+        expect(desk.get_by_text("The edit waits for somebody else's approval.")).to_be_visible()
+        PolicyProposal.objects.update(created_by="somebody else")
+        desk.reload()
+    desk.get_by_role("button", name=button).dblclick()
+    said = {"Send it for approval": "The edit waits for", "Withdraw": "The edit is withdrawn."}
+    expect(desk.get_by_text(said.get(button, "Saved: version 3."))).to_be_visible()
+    expect(desk.get_by_text("already")).to_have_count(0)
+    assert PolicyProposal.objects.count() == 1
 
 
 def form_with(desk: Page, form: str, text: str) -> None:

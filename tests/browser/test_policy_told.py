@@ -48,9 +48,12 @@ def test_a_pause_without_redis_says_that_it_is_not_in_force_and_leaves_what_was_
     box = desk.get_by_label("Aurora default: concurrency")
     box.fill("77")
     desk.get_by_role("button", name="Pause Aurora default").click()
-    expect(desk.get_by_text("Aurora, default: paused. This is saved, and not in force yet.")).to_be_visible()
+    said = desk.get_by_text("Aurora, default: paused. Saved as version 2.")
+    expect(said).to_be_visible()
     expect(desk.get_by_text("Version 2 is saved and not in force.")).to_be_visible()
     settings.REDIS_URL = there
     services.publish_policy()
     expect(desk.get_by_text("In force: version 2.")).to_be_visible()
+    expect(said).to_be_visible()
+    expect(desk.get_by_text("not in force")).to_have_count(0)
     expect(box).to_have_value("77")

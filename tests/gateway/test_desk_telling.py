@@ -100,12 +100,16 @@ def test_a_newer_version_in_redis_than_is_saved_is_said_to_rule(house: Any) -> N
 
 
 @pytest.mark.parametrize("headers", [{}, HTMX], ids=["page", "fragment"])
-def test_an_emergency_pause_that_is_not_told_says_so(house: Any, settings: Any, headers: dict[str, str]) -> None:
+def test_an_emergency_pause_that_is_not_told_says_what_stays_true_and_leaves_the_rest_to_what_changes(
+    house: Any, settings: Any, headers: dict[str, str]
+) -> None:
     settings.REDIS_URL = NOWHERE
     place = f"/operator/policy/pause/{house.tenant.id}/default"
     page = house.alice.post(place, {"action": "pause"}, headers=headers, follow=True).content.decode()
-    assert '<p class="notice bad">Aurora, default: paused. This is saved, and not in force yet.</p>' in page
+    (said,) = re.findall(r'<p class="notice *">(Aurora[^<]*)</p>', page)
+    assert said == "Aurora, default: paused. Saved as version 2."
     assert words(page).startswith("Version 2 is saved and not in force.")
+    assert page.count("not in force") == 1
 
 
 def test_the_fragment_by_itself_leads_to_the_history(house: Any) -> None:
@@ -128,4 +132,4 @@ def test_a_redis_that_is_silent_keeps_a_pause_waiting_no_longer_than_its_button_
             f"/operator/policy/pause/{house.tenant.id}/default", {"action": "pause"}, headers=HTMX
         )
         assert time.monotonic() - began < SOCKET_TIMEOUT_S  # what one try of anything else would have waited
-    assert "This is saved, and not in force yet." in answer.content.decode()
+    assert "Aurora, default: paused. Saved as version 2." in answer.content.decode()

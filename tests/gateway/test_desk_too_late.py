@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -73,11 +74,41 @@ def test_whoever_acts_on_an_edit_too_late_reads_what_became_of_it_and_nothing_el
     proposal = drafted(house.alice, default__weight="7")
     act(house.alice, proposal, action="send" if state == "applied" else "withdraw")
     said = {"applied": "has come into force already: version", "withdrawn": "has been withdrawn already, by alice"}
-    page = act(house.alice, proposal, action=action)
+    page = act(house.bob, proposal, action=action)
     assert f"this edit {said[state]}" in page
     assert f'<span class="role">{state}</span>' in page
     assert "is withdrawn." not in page
     assert (weight(), PolicyProposal.objects.get(id=proposal.id).state) == (7 if state == "applied" else 1, state)
+
+
+@pytest.mark.parametrize("moment", ["", "2100-01-01T08:00"], ids=["now", "later"])
+@pytest.mark.parametrize("needs_approval", [False, True], ids=["alone", "with approval"])
+@pytest.mark.parametrize("action", ["send", "approve", "release", "withdraw"])
+def test_a_button_pressed_twice_says_both_times_what_became_of_the_edit(
+    house: Any, settings: Any, action: str, needs_approval: bool, moment: str
+) -> None:
+    settings.RUBATO_POLICY_NEEDS_APPROVAL = needs_approval or action in ("approve", "release")
+    proposal, presser = drafted(house.alice, default__weight="7"), house.alice
+    if action in ("approve", "release"):
+        act(house.alice, proposal, action="send", effective_from=moment)
+        settings.RUBATO_POLICY_NEEDS_APPROVAL, presser = action == "approve", house.bob
+    first, second = (act(presser, proposal, action=action, effective_from=moment) for _ in range(2))
+    said = [re.findall(r'<p class="(notice[^"]*)">([^<]*)</p>', page.partition("<h1")[0]) for page in (first, second)]
+    assert said[0] == said[1]
+    ((tone, words),) = said[0]
+    assert tone == "notice good"
+    assert words.startswith(("In force: version", "The edit waits for", "The edit is withdrawn."))
+
+
+@pytest.mark.parametrize(
+    "other", [{"reason": "they pay less"}, {"effective_from": "2100-01-01T08:00"}, {"effective_from": "tomorrow"}]
+)
+def test_an_edit_that_is_sent_again_in_other_words_is_refused(house: Any, other: dict[str, str]) -> None:
+    proposal = drafted(house.alice, default__weight="7")
+    act(house.alice, proposal, action="send")
+    page = act(house.alice, proposal, action="send", **other)
+    assert "this edit has come into force already: version 2" in page or "write the moment as" in page
+    assert PolicyProposal.objects.get(id=proposal.id).reason == "they pay more"
 
 
 @pytest.mark.parametrize("text", ["tomorrow", "2020-01-01T00:00", "2100-13-45T08:00"])

@@ -15,8 +15,9 @@ from django.utils import timezone
 from billing import services as billing_services
 from billing.models import LedgerAlert, Statement
 from billing.pricing import TokenPrices
-from tenants import proposals, selectors, services
+from tenants import members, proposals, selectors, services
 from tenants.models import PolicyProposal
+from tenants.roles import Role
 from tests.gateway.desk_world import act, open_house, staff
 
 DAY = timedelta(days=1)
@@ -92,7 +93,7 @@ def led_to(page: str) -> set[str]:
 @pytest.mark.parametrize("right", [*RIGHTS, "none"])
 def test_pages_lead_to_what_a_right_opens_and_to_nothing_else(house: Any, right: str) -> None:
     client = carol(*[right] * (right != "none"))
-    statuses = {page: client.get(page).status_code for page in PAGES}
+    statuses = {page: client.get(page, follow=True).status_code for page in PAGES}
     assert set(statuses.values()) <= {200, 403}
     seen: set[str] = set()
     to_see = {"/"}
@@ -104,6 +105,25 @@ def test_pages_lead_to_what_a_right_opens_and_to_nothing_else(house: Any, right:
         if not answer.streaming and answer["Content-Type"].startswith("text/html"):
             to_see |= led_to(answer.content.decode()) - seen
     assert {page for page, status in statuses.items() if status == 200} - seen == set()
+
+
+@pytest.mark.parametrize(
+    "rights", [(), (POLICY,), (PRICES,), ("auth.change_user",)], ids=["none", "quotas", "prices", "people"]
+)
+def test_an_operator_without_a_tenant_begins_at_the_board(house: Any, rights: tuple[str, ...]) -> None:
+    client = carol(*rights)
+    form = {"login": "carol", "password": "x"}
+    assert client.get("/console/", follow=True).redirect_chain == [("/operator/live", 302)]
+    client.logout()
+    page = client.post("/account/login/", form, follow=True)
+    assert (page.status_code, page.request["PATH_INFO"]) == (200, "/operator/live")
+
+
+def test_an_operator_who_is_a_member_begins_at_the_tenant(house: Any) -> None:
+    client = carol()
+    user = User.objects.get(username="carol")
+    members.add_member(actor="tests", tenant=house.tenant, user=user, email="carol@example.com", role=Role.AUDITOR)
+    assert client.get("/console/")["Location"] == "/console/aurora/"
 
 
 def test_who_may_change_prices_alone_edits_them_from_the_form_to_the_history(house: Any) -> None:

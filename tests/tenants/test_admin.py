@@ -136,6 +136,14 @@ def test_every_form_of_the_admin_is_refused_in_words(operator: Client) -> None:
     assert [one for one in admin.site._registry.values() if not isinstance(one, RefusedInWords)] == []
 
 
+def test_a_form_that_asks_why_asks_for_it_before_it_is_sent(operator: Client, aurora: Any) -> None:
+    url, _ = place_of(aurora, "tenant")
+    page = operator.get(url).content.decode()
+    assert '<label class="required" for="id_reason">' in page
+    assert 'name="reason" maxlength="1000" required' in page
+    assert "required: stands in the policy's history and on the trail" in page
+
+
 def test_a_tenant_is_renamed_with_a_reason_and_on_record_with_it(operator: Client, aurora: Any) -> None:
     url, _ = place_of(aurora, "tenant")
     before = PolicyVersion.objects.count()

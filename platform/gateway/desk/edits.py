@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from typing import Any
 
 from django.conf import settings
 from django.contrib import messages
@@ -107,37 +108,51 @@ def preview(request: HttpRequest, proposal_id: uuid.UUID) -> HttpResponse:
 
 
 def _act(request: HttpRequest, found: PolicyProposal) -> HttpResponse | None:
-    """Where it leads; None where it is refused, which is said then."""
+    """Where it leads; None where it is refused, which is said then. Of a button that was pressed twice, both times to
+    the same.
+    """
     actor, action = request.user.get_username(), request.POST.get("action")
+    sent: dict[str, Any] = {}
     try:
-        if action == "send":
-            found = proposals.send_off(
-                actor=actor,
-                proposal_id=found.id,
-                reason=reason_of(request),
-                effective_from=_moment(request),
-            )
-        elif action == "approve":
-            found = proposals.approve(actor=actor, proposal_id=found.id)
-        elif action == "release":
-            found = proposals.release(actor=actor, proposal_id=found.id)
-        elif action == "withdraw":
-            proposals.withdraw(actor=actor, proposal_id=found.id)
-            messages.success(request, "The edit is withdrawn.")
-            return redirect("desk-history")
-        else:
-            raise BadRequest("An edit is sent, approved, released or withdrawn.")
+        match action:
+            case "send":
+                sent = {"reason": reason_of(request), "effective_from": _moment(request)}
+                found = proposals.send_off(actor=actor, proposal_id=found.id, **sent)
+            case "approve":
+                found = proposals.approve(actor=actor, proposal_id=found.id)
+            case "release":
+                found = proposals.release(actor=actor, proposal_id=found.id)
+            case "withdraw":
+                found = proposals.withdraw(actor=actor, proposal_id=found.id)
+            case _:
+                raise BadRequest("An edit is sent, approved, released or withdrawn.")
     except ValidationError as refusal:
-        messages.error(request, " ".join(refusal.messages))
-        return None
+        found.refresh_from_db()
+        if not _stands(found, actor, action, sent):
+            messages.error(request, " ".join(refusal.messages))
+            return None
     _tell(request, found)
-    return redirect("desk-proposal", proposal_id=found.id)
+    return redirect("desk-history") if action == "withdraw" else redirect("desk-proposal", proposal_id=found.id)
+
+
+def _stands(found: PolicyProposal, actor: str, action: str | None, sent: Mapping[str, Any]) -> bool:
+    """What is asked for was done already, by the same person and in the same words."""
+    if action == "withdraw":
+        return (found.state, found.outcome) == (PolicyProposal.State.WITHDRAWN, f"by {actor}")
+    if found.state not in (proposals.WAITING, PolicyProposal.State.APPLIED):
+        return False
+    if action == "send":
+        stands = {"reason": found.reason, "effective_from": found.effective_from}
+        return (actor, sent) == (found.created_by, stands)
+    return found.approved_by == actor
 
 
 def _tell(request: HttpRequest, found: PolicyProposal) -> None:
     match found.state:
         case PolicyProposal.State.APPLIED:
             messages.success(request, f"{'In force' if telling().is_told else 'Saved'}: {found.outcome}.")
+        case PolicyProposal.State.WITHDRAWN:
+            messages.success(request, "The edit is withdrawn.")
         case PolicyProposal.State.CONFLICT:
             messages.error(request, f"Not in force: {found.outcome}. Make the edit again on the policy as it is now.")
         case _:

@@ -19,12 +19,13 @@ from gateway.desk.rights import operator, reason_of
 from gateway.desk.telling import telling
 from tenants import proposals, selectors, services
 from tenants.models import PolicyProposal, PolicyVersion, PriorityClass, QuotaPolicy, Tenant
-from tenants.news import NOT_IN_FORCE
 from tenants.operators import MAY_EDIT_POLICY, MAY_EDIT_PRICES
 from tenants.policy_changes import Change, diff, in_words, places
 
 TENANTS_A_PAGE = 20
 VERSIONS_A_PAGE = 50
+_PAST = {True: "paused", False: "resumed"}
+_TONES = {messages.SUCCESS: "good", messages.ERROR: "bad"}
 
 
 @operator(MAY_EDIT_POLICY)
@@ -137,22 +138,21 @@ def pause(request: HttpRequest, tenant_id: uuid.UUID, label: str) -> HttpRespons
     row = get_object_or_404(QuotaPolicy, tenant_id=tenant_id, priority_class=label)
     is_paused, actor = request.POST.get("action") != "resume", request.user.get_username()
     try:
-        services.switch_class(
+        saved = services.switch_class(
             actor=actor, tenant_id=tenant_id, label=label, is_paused=is_paused, reason=reason_of(request)
         )
     except ValidationError as refusal:
-        is_done, said = False, " ".join(refusal.messages)
+        now, level, said = telling(), messages.ERROR, " ".join(refusal.messages)
     else:
-        is_done, said = True, f"{row.tenant.name}, {label}: {'paused' if is_paused else 'resumed'}."
-    now = telling()
-    if is_done and not now.is_told:
-        is_done, said = False, f"{said} {NOT_IN_FORCE}."
+        now, level, said = telling(), messages.SUCCESS, f"{row.tenant.name}, {label}: {_PAST[is_paused]}."
+        if not now.is_told:  # what the page says above of its version changes by itself, and this does not
+            level, said = messages.WARNING, f"{said} Saved as version {saved.version}."
     if "HX-Request" not in request.headers:
-        messages.add_message(request, messages.SUCCESS if is_done else messages.ERROR, said)
+        messages.add_message(request, level, said)
         return redirect("desk")
     row.refresh_from_db()
     button = {"tenant_id": tenant_id, "tenant": row.tenant.name, "label": label, "is_paused": row.is_paused}
-    context = {**button, "is_done": is_done, "said": said, "telling": now}
+    context = {**button, "tone": _TONES.get(level, ""), "said": said, "telling": now}
     return render(request, "operator/policy/paused.html", context)
 
 

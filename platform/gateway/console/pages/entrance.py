@@ -31,12 +31,14 @@ BACKEND = "django.contrib.auth.backends.ModelBackend"
 @require_safe
 @login_required
 def home(request: HttpRequest) -> HttpResponse:
-    """Straight to the only tenant that is not switched off, or a choice."""
+    """Straight to the only tenant that is not switched off, or a choice. Operators who belong to none: to the board."""
     mine = Membership.objects.select_related("tenant").filter(user_id=request.user.pk or 0)
     found = list(mine.order_by("tenant__name"))
     is_open = [one for one in found if one.tenant.is_active]
     if len(is_open) == 1:
         return redirect("console", slug=is_open[0].tenant.slug)
+    if not found and request.user.is_staff:
+        return redirect("live")
     return render(request, "console/home.html", {"memberships": found})
 
 

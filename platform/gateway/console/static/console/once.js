@@ -1,4 +1,5 @@
-// <form data-once> goes out once: a second press would take the place of the answer that shows a secret, once.
+// <form data-once> goes out once: a second press would take the place of the answer, which shows a secret once, or says
+// what became of an edit.
 
 const forms = document.querySelectorAll("form[data-once]");
 for (const form of forms)

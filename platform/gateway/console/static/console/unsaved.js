@@ -4,6 +4,7 @@
 
 const form = document.querySelector("form[data-unsaved]");
 let isTyped = form?.dataset.unsaved === "kept";
+let isBeingSent = false; // a second press would take the place of the answer to the first
 
 function say(text, link) {
   const said = form.querySelector(".unsaved") ?? form.appendChild(document.createElement("p"));
@@ -28,14 +29,21 @@ async function hindrance() {
 if (form) {
   form.addEventListener("input", () => (isTyped = true));
   addEventListener("beforeunload", (event) => isTyped && event.preventDefault());
+  addEventListener("pageshow", () => (isBeingSent = false));
   form.addEventListener("submit", async (event) => {
     if (event.submitter?.form !== form) return;
     event.preventDefault();
+    if (isBeingSent) return;
+    isBeingSent = true;
+    let why;
     try {
-      const why = await hindrance();
-      if (why) return say(...why);
+      why = await hindrance();
     } catch {
-      return say("The platform does not answer; what you typed is still here. Try again.");
+      why = ["The platform does not answer; what you typed is still here. Try again."];
+    }
+    if (why) {
+      isBeingSent = false;
+      return say(...why);
     }
     isTyped = false;
     const { name, value } = event.submitter; // submit() by itself sends no button
