@@ -7,10 +7,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from django.db import InterfaceError, OperationalError
 
 from gateway.auth import KeyStoreDown
 from gateway.batches import driving
 from gateway.batches.driving import Drive
+from gateway.fates import NeverSeen
+from wire.bus import BusError
 
 
 class Threads:
@@ -63,3 +66,28 @@ async def test_while_nobody_can_say_whether_the_key_is_open_the_batch_goes_on(mo
     monkeypatch.setattr(driving.asyncio, "sleep", paused)
     await found._watch()
     assert found._ending.result().outcome == "completed"
+
+
+@pytest.mark.parametrize("error", [BusError, OperationalError, InterfaceError])
+async def test_while_nobody_can_say_what_became_of_a_line_it_waits_and_the_batch_goes_on(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers: list[Any] = [error("away"), NeverSeen()]
+
+    async def of(*_: object) -> Any:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def paused(_: float) -> None:
+        """No test waits."""
+
+    found = drive(monkeypatch)
+    means: Any = found._means
+    means.fates = SimpleNamespace(of=of)
+    monkeypatch.setattr(driving.ids, "response_id", lambda *_: "r")
+    monkeypatch.setattr(driving.asyncio, "sleep", paused)
+    line: Any = SimpleNamespace(number=1, num_tries=0)
+    assert await found._last_try(line) is None
+    assert answers == []
