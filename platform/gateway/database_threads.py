@@ -10,12 +10,16 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from asgiref.sync import ThreadSensitiveContext
 from channels.db import database_sync_to_async
 from django.db import OperationalError, connections
 
+from gateway.postgresql import MOST_WAITING
+
 Result = TypeVar("Result")
 NUM_THREADS = 4  # as many connections as a process may hold in one role
+_ASKING = ThreadPoolExecutor(
+    2 * MOST_WAITING, thread_name_prefix="asking"
+)  # made when needed; enough for all who may wait
 
 
 class DatabaseThreads:
@@ -44,12 +48,11 @@ class DatabaseThreads:
 
 
 async def asked(question: Callable[[], Result]) -> Result:
-    """The answer, in a thread of its own as Django's views have: nobody waits behind somebody else's question. How many
-    there are is bounded by the pools. Raises what ``question`` raises.
+    """The answer, in a thread: nobody waits behind somebody else's question, but where the pools let nobody wait any
+    more. Raises what ``question`` raises.
     """
-    async with ThreadSensitiveContext():
-        found: Result = await database_sync_to_async(question)()
-        return found
+    found: Result = await database_sync_to_async(question, thread_sensitive=False, executor=_ASKING)()
+    return found
 
 
 def _leaving_nothing(work: Callable[[], Result]) -> Result:
