@@ -209,8 +209,9 @@ class Admission:
             lease_key, limits = self._lease_key(admitted[0]), _limits(admitted[0], reply[3:])
             return [Grant(wish.response_id, wish.tenant_id, lease_key, limits) for wish in admitted]
         # A duplicate is our own call, sent once more because its answer was lost, or another's try at the same line.
-        first, limits = possible[0][0], _limits(possible[0][0], reply[3:])
-        return Denied(_refusal(kind, int(reply[2]), first, redis_ms), limits, is_unsure=kind == "duplicate")
+        first = possible[0]
+        refusal, limits = _refusal(kind, int(reply[2]), first, redis_ms), _limits(first[0], reply[3:])
+        return Denied(refusal, limits, is_unsure=kind == "duplicate")
 
     async def renew(self, gateway_id: str, grants: Sequence[Grant]) -> list[Standing]:
         """Keep the leases of responses that this gateway serves; one without a ``lease_key`` holds none. Whose each is,
@@ -337,7 +338,8 @@ def _limits(wish: Wish, levels: Iterable[int]) -> Limits:
     return Limits(wish.priority_class, by_kind.get("requests"), by_kind.get("tokens"))
 
 
-def _refusal(kind: str, retry_after_ms: int, wish: Wish, now_ms: int) -> Refusal:
+def _refusal(kind: str, retry_after_ms: int, bundle: Sequence[Wish], now_ms: int) -> Refusal:
+    wish = bundle[0]
     quota, label, retry_after_us = wish.quota, wish.priority_class.label, retry_after_ms * 1_000
     match kind:
         case "requests":
@@ -348,12 +350,17 @@ def _refusal(kind: str, retry_after_ms: int, wish: Wish, now_ms: int) -> Refusal
             return Refusal(reason=Reason.TOKENS_PER_MINUTE, message=message, retry_after_us=retry_after_us)
         case "concurrency":
             message = f"{quota.concurrency} requests at once are allowed in class {label}, and as many are running."
+            if len(bundle) > 1:
+                message = f"{quota.concurrency} requests at once are allowed in class {label}, and too few are free"
+                message += f" for the {len(bundle)} prompts of this one."
             return Refusal(reason=Reason.CONCURRENCY, message=message, retry_after_us=retry_after_us)
         case "money":
             _, ends_at = window_span(quota.money_window, local_moment(now_ms, wish.zone))
+            prompts = "prompt" if len(bundle) == 1 else f"{len(bundle)} prompts"
+            output_tokens = sum(one.max_tokens for one in bundle)
             message = (
                 f"The budget of this {quota.money_window} in class {label} does not cover this request at worst: its"
-                f" prompt and {wish.max_tokens} output tokens. It begins anew at {ends_at:%Y-%m-%d %H:%M}"
+                f" {prompts} and {output_tokens} output tokens. It begins anew at {ends_at:%Y-%m-%d %H:%M}"
                 f" ({wish.zone.key})."
             )
             return Refusal(reason=Reason.MONEY, message=message)
