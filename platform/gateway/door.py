@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gateway import dispatch, metrics
-from gateway.admission import Admission, Denied, Limits, new_response_id
-from gateway.asking import TIER_OF_CLASS, Ask, encode_prompt, grammar_fault, requested_class
+from gateway import metrics
+from gateway.admission import Admission, Denied, Limits
+from gateway.asking import TIER_OF_CLASS, Ask, requested_class
 from gateway.auth import Caller
 from gateway.errors import Reason, Refusal
-from gateway.offers import Offer, Prepared, Terms, offer, terms_of
+from gateway.offers import Offer, Offers, Terms, terms_of
 from gateway.owed import Owed
 from gateway.ownership import Card, Ownership
 from gateway.policy_feed import PolicyFeed
@@ -91,13 +90,12 @@ class Door:
         self._streams = streams
         self._ownership = ownership
         self._policy = policy
-        self._loads = loads
-        self._clock_s = clock_s
         self._background: set[asyncio.Task[None]] = set()
         self._taking: set[asyncio.Task[list[ResponseStream] | Denied]] = set()
         self._closed = asyncio.Event()
         self.owed = Owed(bus, ownership, self._is_served, clock_s)
         self.texts = texts
+        self._offers = Offers(texts, loads, bus.gateway_id, admission.now_ms, clock_s)
 
     def models_of(self, caller: Caller) -> list[tuple[Text, list[str]]]:
         """The models of this caller's tenant, each with the service tiers granted: none while all are paused."""
@@ -138,7 +136,7 @@ class Door:
         if isinstance(terms, Refusal):
             return Denied(terms, Limits(requested_class(caller, ask)))
         unlimited = Limits(terms[0].priority_class)
-        bundles = await self._bundles(caller, asks, terms, is_kept=keep is not None)
+        bundles = await self._offers.bundles(caller, asks, terms, is_kept=keep is not None)
         if isinstance(bundles, Refusal):
             return Denied(bundles, unlimited)
         watched_key = "" if ask.source == "batch" else caller.public_id  # a batch sees to its key itself
@@ -162,60 +160,6 @@ class Door:
             max_tokens=served.max_tokens,
             num_cache_tokens=num_cache_tokens,
         )
-
-    async def _bundles(
-        self, caller: Caller, asks: Sequence[Ask], terms: Sequence[Terms], *, is_kept: bool
-    ) -> Sequence[Sequence[Offer]] | Refusal:
-        """All of them in the first of the classes, and in the next where it can serve them. Refuses what the first
-        cannot: the platform's want of room, and a wrong ask, go no class down.
-        """
-        choices = self._choices(asks[0], terms)
-        if isinstance(choices, Refusal):
-            return choices
-        unable = await grammar_fault(asks[0].sampling.grammar, asks[0].grammar_param)
-        if unable is not None:
-            return unable
-        text, prepared = self.texts[asks[0].model], []
-        for ask in asks:
-            prompt = await encode_prompt(text, ask, min(text.context_length, choices[0][1].max_model_len))
-            if isinstance(prompt, Refusal):
-                return prompt
-            prepared.append(self._prepared(caller, ask, prompt, is_kept=is_kept))
-        bundles: list[list[Offer]] = []
-        for one, choice in choices:
-            made = [offer(each, one, choice) for each in prepared]
-            refusals = [found for found in made if isinstance(found, Refusal)]
-            if refusals and not bundles:
-                return refusals[0]
-            if not refusals:
-                bundles.append([found for found in made if isinstance(found, Offer)])
-        return bundles
-
-    def _prepared(self, caller: Caller, ask: Ask, prompt: tuple[int, ...], *, is_kept: bool) -> Prepared:
-        return Prepared(
-            caller=caller,
-            ask=ask,
-            text=self.texts[ask.model],
-            prompt=prompt,
-            response_id=ask.response_id or new_response_id(self._admission.now_ms(), os.urandom(10)),
-            gateway_id=self._bus.gateway_id,
-            elapsed_us=int((self._clock_s() - ask.received_at_s) * 1_000_000),
-            is_kept=is_kept,
-        )
-
-    def _choices(self, ask: Ask, terms: Sequence[Terms]) -> list[tuple[Terms, dispatch.Choice]] | Refusal:
-        """The first of the classes with a worker, and those of the others that have one too."""
-        found: list[tuple[Terms, dispatch.Choice]] = []
-        for one in terms:
-            choice = dispatch.choose(self._loads(), ask.model, one.priority_class, also_closed=ask.is_return)
-            if not isinstance(choice, Refusal):
-                unable = dispatch.beyond(choice, ask.sampling, ask.grammar_param)
-                choice = unable or choice
-            if not isinstance(choice, Refusal):
-                found.append((one, choice))
-            elif not found:
-                return choice
-        return found
 
     async def _unstopped(
         self, work: Coroutine[Any, Any, list[ResponseStream] | Denied], if_stopped: str

@@ -1,22 +1,24 @@
 """What an ask is under the policy: its terms in each class that may serve it, and of those a wish and a Submit.
 
-Knows prices, quotas and deadlines; refuses to know what limits hold now and how the work is handed over.
+Knows prices, quotas, deadlines and what workers said; refuses to know what limits hold now and how work is handed over.
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from billing.pricing import TokenPrices
 from gateway import dispatch
-from gateway.admission import Wish
-from gateway.asking import TIER_OF_CLASS, Ask, effective_max_tokens, requested_class
+from gateway.admission import Wish, new_response_id
+from gateway.asking import TIER_OF_CLASS, Ask, effective_max_tokens, encode_prompt, grammar_fault, requested_class
 from gateway.auth import Caller
 from gateway.errors import Reason, Refusal
 from gateway.policy_feed import PolicyView
 from gateway.text import Text
 from scheduler_engine.policy import PriorityClass, TenantClassPolicy
-from wire.messages import Submit
+from wire.messages import LoadSnapshot, Submit
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,78 @@ def terms_of(view: PolicyView, caller: Caller, ask: Ask) -> list[Terms] | Refusa
         return Refusal(reason=Reason.CLASS_NOT_ALLOWED, message=message, param="service_tier")
     lower = None if own.quota.overflow_to is None else terms(own.quota.overflow_to)
     return [own] if lower is None else [own, lower]
+
+
+class Offers:
+    """What the platform can do for an ask now, by what workers said of themselves last."""
+
+    def __init__(
+        self,
+        texts: Mapping[str, Text],
+        loads: Callable[[], Sequence[LoadSnapshot]],
+        gateway_id: str,
+        now_ms: Callable[[], int],
+        clock_s: Callable[[], float],
+    ) -> None:
+        self._texts = texts
+        self._loads = loads
+        self._gateway_id = gateway_id
+        self._now_ms = now_ms
+        self._clock_s = clock_s
+
+    async def bundles(
+        self, caller: Caller, asks: Sequence[Ask], terms: Sequence[Terms], *, is_kept: bool
+    ) -> Sequence[Sequence[Offer]] | Refusal:
+        """All of them in the first of the classes, and in the next where it can serve them. Refuses what the first
+        cannot: the platform's want of room, and a wrong ask, go no class down.
+        """
+        choices = self._choices(asks[0], terms)
+        if isinstance(choices, Refusal):
+            return choices
+        unable = await grammar_fault(asks[0].sampling.grammar, asks[0].grammar_param)
+        if unable is not None:
+            return unable
+        text, prepared = self._texts[asks[0].model], []
+        for ask in asks:
+            prompt = await encode_prompt(text, ask, min(text.context_length, choices[0][1].max_model_len))
+            if isinstance(prompt, Refusal):
+                return prompt
+            prepared.append(self._prepared(caller, ask, prompt, is_kept=is_kept))
+        bundles: list[list[Offer]] = []
+        for one, choice in choices:
+            made = [offer(each, one, choice) for each in prepared]
+            refusals = [found for found in made if isinstance(found, Refusal)]
+            if refusals and not bundles:
+                return refusals[0]
+            if not refusals:
+                bundles.append([found for found in made if isinstance(found, Offer)])
+        return bundles
+
+    def _prepared(self, caller: Caller, ask: Ask, prompt: tuple[int, ...], *, is_kept: bool) -> Prepared:
+        return Prepared(
+            caller=caller,
+            ask=ask,
+            text=self._texts[ask.model],
+            prompt=prompt,
+            response_id=ask.response_id or new_response_id(self._now_ms(), os.urandom(10)),
+            gateway_id=self._gateway_id,
+            elapsed_us=int((self._clock_s() - ask.received_at_s) * 1_000_000),
+            is_kept=is_kept,
+        )
+
+    def _choices(self, ask: Ask, terms: Sequence[Terms]) -> list[tuple[Terms, dispatch.Choice]] | Refusal:
+        """The first of the classes with a worker, and those of the others that have one too."""
+        found: list[tuple[Terms, dispatch.Choice]] = []
+        for one in terms:
+            choice = dispatch.choose(self._loads(), ask.model, one.priority_class, also_closed=ask.is_return)
+            if not isinstance(choice, Refusal):
+                unable = dispatch.beyond(choice, ask.sampling, ask.grammar_param)
+                choice = unable or choice
+            if not isinstance(choice, Refusal):
+                found.append((one, choice))
+            elif not found:
+                return choice
+        return found
 
 
 def offer(prepared: Prepared, terms: Terms, choice: dispatch.Choice) -> Offer | Refusal:
