@@ -77,6 +77,7 @@ class Rotation(forms.Form):
     def __init__(self, key: ApiKey, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if until := key.previous_good_until:
+            self.fields["grace"].label = f"the secret …{key.last4} goes on for"
             words = "end the secret …{} now, which was to open until {}"
             self.fields["end_previous"].label = format_html(words, key.previous_last4, moment(until))
         else:
