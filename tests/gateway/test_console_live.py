@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from gateway.admission import new_response_id
 from gateway.console.pages.live import stop, under_way
-from gateway.door import new_response_id
 from gateway.loads import loads
 from scheduler_engine.policy import PriorityClass
 from tenants import services
