@@ -14,11 +14,12 @@ from asgiref.sync import sync_to_async
 from asgiref.testing import ApplicationCommunicator
 from channels.routing import URLRouter
 from django.contrib.auth.models import User
+from django.db import OperationalError
 from django.test import Client
 
 from gateway import runtime
 from gateway.console import consumers
-from gateway.console.consumers import GOING_AWAY, NOT_SIGNED_IN, LiveConsumer, same_origin
+from gateway.console.consumers import GOING_AWAY, NOT_SIGNED_IN, TRY_AGAIN, LiveConsumer, same_origin
 from gateway.console.feed import LiveFeed
 from gateway.console.routing import websocket_urlpatterns
 from gateway.loads import loads
@@ -160,6 +161,30 @@ async def test_the_picture_ends_when_the_operator_signs_out_elsewhere(
             assert message["type"] == "websocket.send"
 
     assert message["code"] == NOT_SIGNED_IN
+
+
+async def test_the_picture_goes_on_while_the_database_is_away(
+    transactional_db: None, quiet_feed: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Just then an operator looks."""
+    monkeypatch.setattr(consumers, "RECHECK_PERIOD_S", 0.01)
+    client = await sync_to_async(signed_in)(is_staff=True)
+    socket, late = Socket(client), Socket(client)
+    await socket.connect()
+    asked: list[str] = []
+
+    def away(session_key: str) -> None:
+        asked.append(session_key)
+        raise OperationalError("no answer")
+
+    monkeypatch.setattr(consumers, "user_of", away)
+    async with asyncio.timeout(10):
+        while len(asked) < 3:
+            await socket.frame()
+    assert (await socket.frame())["bus_up"] is True
+    await late.connect()
+    assert await late.close_code() == TRY_AGAIN
+    await socket.leave()
 
 
 async def test_the_picture_ends_when_the_gateway_goes_away(

@@ -15,8 +15,9 @@ from gateway.console.feed import LiveFeed
 from gateway.console.sessions import user_of
 from gateway.database_threads import asked
 from gateway.loads import loads
+from gateway.postgresql import AWAY
 
-NOT_SIGNED_IN, GOING_AWAY = 4401, 1012
+NOT_SIGNED_IN, GOING_AWAY, TRY_AGAIN = 4401, 1012, 1013
 RECHECK_PERIOD_S = 15
 
 
@@ -24,47 +25,54 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channels br
     """One operator who looks.
 
     Always: opened from a page of this origin by a signed-in staff user; asked again every RECHECK_PERIOD_S, so that a
-    log-out or a lost role ends the picture too.
+    log-out or a lost role ends the picture too. While the database is away nobody can sign out: who looks goes on.
     """
 
     channel_layer_alias = "none"  # nothing is sent to a socket but by its own task
     feed = LiveFeed(loads)
 
     async def connect(self) -> None:
-        self._sender: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         if not same_origin(dict(self.scope["headers"])):
             await self.close()  # before accept: the handshake itself is refused with 403
             return
         await self.accept()
-        if not await self._is_operator():
+        try:
+            is_operator = await self._is_operator()
+        except AWAY:
+            await self.close(TRY_AGAIN)
+            return
+        if not is_operator:
             await self.close(NOT_SIGNED_IN)
             return
-        self._sender = asyncio.create_task(self._send_frames())
+        self._tasks = [asyncio.create_task(self._send_frames()), asyncio.create_task(self._ask_again())]
 
     async def disconnect(self, code: int) -> None:
-        if self._sender is not None:
-            self._sender.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._sender
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
         """The page sends a heartbeat now and then to keep proxies awake; it needs no answer."""
 
     async def _send_frames(self) -> None:
-        event_loop = asyncio.get_running_loop()
-        number, asked_at = 0, event_loop.time()
+        number = 0
         while True:
             number, text = await self.feed.frame_after(number)
-            if event_loop.time() - asked_at >= RECHECK_PERIOD_S:
-                asked_at = event_loop.time()
-                if not await self._is_operator():
-                    await self.close(NOT_SIGNED_IN)
-                    return
             await self.send(text_data=text)
             current = runtime.current()
             if current is not None and current.is_going.is_set():
                 await self.close(GOING_AWAY)
                 return
+
+    async def _ask_again(self) -> None:
+        while True:
+            await asyncio.sleep(RECHECK_PERIOD_S)
+            with suppress(AWAY):
+                if not await self._is_operator():
+                    self._tasks[0].cancel()
+                    await self.close(NOT_SIGNED_IN)
+                    return
 
     async def _is_operator(self) -> bool:
         """Read the session and its user afresh: what the scope remembers may be out of date."""
