@@ -68,7 +68,7 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channels br
     async def _ask_again(self) -> None:
         while True:
             await asyncio.sleep(RECHECK_PERIOD_S)
-            with suppress(AWAY):
+            with suppress(*AWAY):
                 if not await self._is_operator():
                     self._tasks[0].cancel()
                     await self.close(NOT_SIGNED_IN)
