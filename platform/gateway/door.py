@@ -110,29 +110,36 @@ class Door:
         return found
 
     async def enter(
-        self, caller: Caller, asks: Sequence[Ask], keep: Keep | None = None, *, if_stopped: str = "client"
+        self,
+        caller: Caller,
+        asks: Sequence[Ask],
+        keep: Keep | None = None,
+        *,
+        if_stopped: str = "client",
+        only: PriorityClass | None = None,
     ) -> list[Entered] | Denied:
         """All responses of one request, which differ in their prompts; ``keep`` is for one alone. Checks everything,
-        takes the limits, sends the Submits. A refusal costs nothing and leaves nothing behind.
+        takes the limits, sends the Submits. A refusal costs nothing and leaves nothing behind. ``only``: the one class
+        that may serve them, since it served others of the same request.
         The policy was in force a second ago at most; where it makes a refusal a final one, it is in force by now.
         Raises BusError where that cannot be read.
 
         Cancelled half way, they leave again, for the reason ``if_stopped``, whatever was taken by then.
         """
         await self._policy.confirm()
-        found = await self._enter(caller, asks, keep, if_stopped)
+        found = await self._enter(caller, asks, keep, if_stopped, only)
         if not isinstance(found, Denied) or found.refusal.reason not in _FINAL_BY_POLICY:
             return found
         is_outdated = await self._policy.catch_up()
-        return await self._enter(caller, asks, keep, if_stopped) if is_outdated else found
+        return await self._enter(caller, asks, keep, if_stopped, only) if is_outdated else found
 
     async def _enter(
-        self, caller: Caller, asks: Sequence[Ask], keep: Keep | None, if_stopped: str
+        self, caller: Caller, asks: Sequence[Ask], keep: Keep | None, if_stopped: str, only: PriorityClass | None
     ) -> list[Entered] | Denied:
         ask = asks[0]
         if self._closed.is_set():
             return Denied(_GOING, Limits(requested_class(caller, ask)))
-        terms = self._terms(caller, ask)
+        terms = self._terms(caller, ask, only)
         if isinstance(terms, Refusal):
             return Denied(terms, Limits(requested_class(caller, ask)))
         unlimited = Limits(terms[0].priority_class)
@@ -273,14 +280,14 @@ class Door:
         stream = self._streams.get(response_id)
         return stream is not None and stream.end is None
 
-    def _terms(self, caller: Caller, ask: Ask) -> Sequence[Terms] | Refusal:
+    def _terms(self, caller: Caller, ask: Ask, only: PriorityClass | None) -> Sequence[Terms] | Refusal:
         view = self._policy.view
         if view is None:
             return Refusal(reason=Reason.UNAVAILABLE, message="No policy has been published yet.")
         if not any(text.model == ask.model for text, _ in self.models_of(caller)):
             message = f"The model {ask.model!r} does not exist or you do not have access to it."
             return Refusal(reason=Reason.MODEL_NOT_FOUND, message=message, param="model")
-        return terms_of(view, caller, ask)
+        return terms_of(view, caller, ask, only)
 
     async def _dispatch(self, streams: Sequence[ResponseStream], keep: Keep | None) -> Refusal | None:
         """All of them to one worker, in one message: none runs where another was not handed over."""

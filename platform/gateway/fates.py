@@ -14,6 +14,7 @@ from billing.models import OPEN, UsageRequest
 from billing.pricing import CHARGED_TERMINALS
 from gateway.database_threads import DatabaseThreads
 from gateway.ownership import Owner, Ownership
+from scheduler_engine.policy import PriorityClass
 from wire.bus import FinishedOutput, GatewayBus
 from wire.messages import Cancel, Released
 
@@ -35,9 +36,10 @@ class EndedFree:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """It came to its end and was charged; here is the answer."""
+    """It came to its end and was charged in this class; here is the answer."""
 
     output: FinishedOutput
+    priority_class: PriorityClass
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,16 +75,16 @@ class Fates:
         if owner is None:
             return await self._in_the_books(response_id)
         if not owner.is_open:
-            return await self._ended(response_id, owner.terminal)
+            return await self._ended(response_id, owner.terminal, owner.label)
         if owner.gateway_id == self._bus.gateway_id and not self._is_served_here(response_id):
             await self._give_up(response_id, tenant_id, owner)
         return UnderWay()
 
-    async def _ended(self, response_id: str, terminal: str) -> Fate:
+    async def _ended(self, response_id: str, terminal: str, label: str) -> Fate:
         if terminal not in CHARGED_TERMINALS:
             return EndedFree()
         output = await self._bus.output(response_id)
-        return AnswerLost() if output is None else Answered(output)
+        return AnswerLost() if output is None else Answered(output, PriorityClass.from_label(label))
 
     async def _in_the_books(self, response_id: str) -> Fate:
         """Redis forgets a record some time after its end; the ledger does not."""
@@ -91,7 +93,9 @@ class Fates:
         found = await self._threads.run(lambda: UsageRequest.objects.filter(id=UUID(response_id)).first())
         if found is None:
             return NeverSeen()
-        return UnderWay() if found.state == OPEN else await self._ended(response_id, found.state)
+        if found.state == OPEN:
+            return UnderWay()
+        return await self._ended(response_id, found.state, found.priority_class)
 
     async def _give_up(self, response_id: str, tenant_id: str, owner: Owner) -> None:
         """It is ours and nobody waits for it: its Submit was not sent, or nobody could say that it was."""

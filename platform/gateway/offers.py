@@ -64,8 +64,9 @@ class Prepared:
     is_kept: bool
 
 
-def terms_of(view: PolicyView, caller: Caller, ask: Ask) -> list[Terms] | Refusal:
-    """In the class asked for, and then in the one that serves what does not fit there: one step down, never two.
+def terms_of(view: PolicyView, caller: Caller, ask: Ask, only: PriorityClass | None = None) -> list[Terms] | Refusal:
+    """In the class asked for, and then in the one that serves what does not fit there: one step down, never two; or in
+    ``only`` one of them.
 
     A class that is not granted, or paused, sends nobody down: it refuses.
     """
@@ -82,7 +83,14 @@ def terms_of(view: PolicyView, caller: Caller, ask: Ask) -> list[Terms] | Refusa
         message = f"Class {asked.label} (service tier {tier!r}) is paused or not granted to this tenant."
         return Refusal(reason=Reason.CLASS_NOT_ALLOWED, message=message, param="service_tier")
     lower = None if own.quota.overflow_to is None else terms(own.quota.overflow_to)
-    return [own] if lower is None else [own, lower]
+    found = [own] if lower is None else [own, lower]
+    if only is None:
+        return found
+    return [terms for terms in found if terms.priority_class is only] or Refusal(
+        reason=Reason.CLASS_NOT_ALLOWED,
+        message=f"Class {only.label} served the first of this request, and may not serve the rest any more.",
+        param="service_tier",
+    )
 
 
 class Offers:

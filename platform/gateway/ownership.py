@@ -14,6 +14,7 @@ from typing import Any, cast
 import msgspec
 from redis.asyncio import Redis
 
+from scheduler_engine.policy import PriorityClass
 from wire.messages import Submit
 from wire.redis_bus import bus_errors
 from wire.redis_keys import Keys
@@ -38,7 +39,7 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Where a response lives now. ``terminal`` is how it ended, once ``state`` is done."""
+    """Where a response lives now, and in which class. ``terminal`` is how it ended, once ``state`` is done."""
 
     state: str
     gateway_id: str
@@ -48,6 +49,7 @@ class Owner:
     lease_key: str
     terminal: str
     tenant_id: str
+    label: str = PriorityClass.DEFAULT.label
 
     @property
     def is_open(self) -> bool:
@@ -102,7 +104,7 @@ class Ownership:
         return (await self.owners([response_id]))[0]
 
     async def owners(self, response_ids: Sequence[str]) -> list[Owner | None]:
-        names = ("state", "gateway", "worker", "epoch", "attempt", "lease_keys", "terminal", "tenant")
+        names = ("state", "gateway", "worker", "epoch", "attempt", "lease_keys", "terminal", "tenant", "cls")
         with bus_errors():
             async with self._redis.pipeline(transaction=False) as pipeline:
                 for response_id in response_ids:
@@ -142,6 +144,6 @@ def _owner(values: Sequence[bytes | None]) -> Owner | None:
     if values[0] is None:
         return None
     state, gateway_id, worker_id, epoch, attempt, *others = [(value or b"").decode() for value in values]
-    lease_keys, terminal, tenant_id = others
+    lease_keys, *ended = others
     lease_key = next(iter(json.loads(lease_keys or "[]")), "")
-    return Owner(state, gateway_id, worker_id, int(epoch or 0), int(attempt or 1), lease_key, terminal, tenant_id)
+    return Owner(state, gateway_id, worker_id, int(epoch or 0), int(attempt or 1), lease_key, *ended)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 import uuid
+from dataclasses import replace
 from typing import Any
 
 import httpx2
@@ -20,7 +21,7 @@ from gateway.errors import Reason, Refusal
 from gateway.fates import AnswerLost
 from gateway.v1 import asks, schemas
 from gateway.v1.once import Once
-from scheduler_engine.policy import PriorityClass
+from scheduler_engine.policy import PriorityClass, TenantClassPolicy
 from tests.gateway.test_idempotency import CHAT, num_reserved, send
 from wire.messages import Released
 
@@ -166,7 +167,7 @@ async def test_a_list_that_is_refused_after_some_of_it_was_charged_keeps_its_key
     await dies_before_it_keeps_the_answer(world)
     world.redis.hset(world.redis_keys.response(left), mapping={"state": "done", "terminal": "released"})
 
-    async def deny(*_: Any) -> Denied:
+    async def deny(*_: Any, **__: Any) -> Denied:
         return Denied(Refusal(reason=Reason.NO_WORKER, message="none"), Limits(PriorityClass.DEFAULT))
 
     with monkeypatch.context() as meanwhile:
@@ -180,6 +181,42 @@ async def test_a_list_that_is_refused_after_some_of_it_was_charged_keeps_its_key
     asked_for = [submit.response_id for submit in world.worker.submits]
     assert (asked_for.count(answered), asked_for.count(left), len(asked_for)) == (1, 1, 4)
     assert replayed(await send(world, "k1", **asked))
+
+
+@pytest.mark.parametrize("num_left", [0, 1])
+async def test_what_is_left_of_a_list_is_served_in_the_class_of_the_rest_and_the_answer_names_that_class(
+    world: Any, num_left: int
+) -> None:
+    """Its own class was full at first, and has room by the time that somebody takes the key over."""
+    asked = {**BODIES["/v1/completions"], "path": "/v1/completions", "service_tier": "priority"}
+    interactive = TenantClassPolicy(
+        tenant_id="aurora", priority_class=PriorityClass.INTERACTIVE, overflow_to=PriorityClass.DEFAULT
+    )
+    await world.set_quota(replace(interactive, requests_per_minute=1))
+    await send(world, "k1", **asked)
+    names = [submit.response_id for submit in world.worker.submits]
+    await dies_before_it_keeps_the_answer(world)
+    for name in names[2 - num_left :]:
+        world.redis.hset(world.redis_keys.response(name), mapping={"state": "done", "terminal": "released"})
+    await world.set_quota(interactive)
+    again = await send(world, "k1", **asked)
+    assert (again.status_code, again.json()["service_tier"]) == (200, "default")
+    assert [submit.priority_class for submit in world.worker.submits] == [PriorityClass.DEFAULT] * (2 + num_left)
+
+
+async def test_what_is_left_of_a_list_is_refused_where_the_class_of_the_rest_serves_it_no_more(world: Any) -> None:
+    asked = {**BODIES["/v1/completions"], "path": "/v1/completions"}
+    await send(world, "k1", **asked)
+    left = world.worker.submits[1].response_id
+    await dies_before_it_keeps_the_answer(world)
+    world.redis.hset(world.redis_keys.response(left), mapping={"state": "done", "terminal": "released"})
+    default = TenantClassPolicy(tenant_id="aurora", priority_class=PriorityClass.DEFAULT)
+    full = replace(default, requests_per_minute=0, overflow_to=PriorityClass.BATCH)
+    await world.set_quota(full, replace(default, priority_class=PriorityClass.BATCH))
+    assert (await send(world, "k1", **asked)).status_code == 429
+    await world.set_quota(default)
+    again = await send(world, "k1", **asked)
+    assert (again.status_code, again.json()["service_tier"]) == (200, "default")
 
 
 def once(world: Any, operation: str, *, is_left: bool) -> Once:

@@ -288,7 +288,7 @@ async def test_a_refund_never_lifts_a_bucket_above_its_capacity(redis_world: Any
     [
         ("cancelled_client", 400 + 600 - 120, 59, 100 + 160),
         ("shed", 1_000, 60, 100),
-        ("failed_platform", 1_000, 59, 100),
+        ("failed_platform", 1_000, 60, 100),
         ("expired", 1_000, 59, 100),
     ],
 )

@@ -13,7 +13,7 @@ from typing import assert_never
 from uuid import UUID, uuid5
 
 from gateway.admission import Denied
-from gateway.asking import Ask, requested_class
+from gateway.asking import Ask
 from gateway.auth import Caller
 from gateway.door import Door, Entered, Keep
 from gateway.errors import InvalidRequest, Reason, Refusal
@@ -21,7 +21,8 @@ from gateway.fates import Answered, AnswerLost, EndedFree, Fate, Fates, NeverSee
 from gateway.policy_feed import PolicyFeed
 from gateway.postgresql import AWAY
 from gateway.shown_again import shown_again
-from wire.bus import BusError, FinishedOutput
+from scheduler_engine.policy import PriorityClass
+from wire.bus import BusError
 
 TWIN_RUNNING = Refusal(
     reason=Reason.TWIN_RUNNING,
@@ -50,21 +51,22 @@ class Once:
         self._tenant_id = ""
 
     async def enter(self, caller: Caller, asks: Sequence[Ask], keep: Keep | None = None) -> list[Entered] | Denied:
-        """As the door's own: whichever have not been before go through it together. Raises also InvalidRequest: one of
-        them is under way, or its answer is gone.
+        """As the door's own: whichever have not been before go through it together, in the class of those that have.
+        Raises also InvalidRequest: one of them is under way, or its answer is gone.
         """
         self._tenant_id = caller.tenant_id
         shown: dict[int, Entered] = {}
         wanted: dict[str, Ask] = {}
+        served_in: PriorityClass | None = None
         for number, ask in enumerate(asks):
             name = self.operation if number == 0 else str(uuid5(UUID(self.operation), str(number)))
             found = await self._after_another(name) if self._is_left else name
-            if isinstance(found, FinishedOutput):
-                priority_class = requested_class(caller, ask)
-                shown[number] = await shown_again(self._door.texts, self._policy, caller, ask, priority_class, found)
+            if isinstance(found, Answered):
+                served_in = found.priority_class
+                shown[number] = await shown_again(self._door.texts, self._policy, caller, ask, served_in, found.output)
             else:
                 wanted[found] = replace(ask, response_id=found)
-        entered = await self._door.enter(caller, [*wanted.values()], keep) if wanted else []
+        entered = await self._door.enter(caller, [*wanted.values()], keep, only=served_in) if wanted else []
         if not isinstance(entered, Denied) or entered.is_unsure:
             self.begun += wanted
         if isinstance(entered, Denied):
@@ -72,17 +74,17 @@ class Once:
         let_in = iter(entered)
         return [shown[number] if number in shown else next(let_in) for number in range(len(asks))]
 
-    async def _after_another(self, name: str) -> FinishedOutput | str:
+    async def _after_another(self, name: str) -> Answered | str:
         """What came of an operation; or the id under which it can be asked for. Raises InvalidRequest."""
         while True:
-            match await self._fate(name):
+            match fate := await self._fate(name):
                 case NeverSeen():
                     return name
                 case EndedFree():
                     name = str(uuid5(UUID(name), "again"))
-                case Answered(output=output):
+                case Answered():
                     self.begun.append(name)
-                    return output
+                    return fate
                 case UnderWay():
                     self.begun.append(name)
                     raise InvalidRequest(TWIN_RUNNING)

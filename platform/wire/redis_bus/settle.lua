@@ -1,7 +1,7 @@
 -- Ends one response's record: leases, bucket refunds, money. Idempotent by state. The record's shape: redis_keys.py.
 
 local FREE = { shed = true, failed_platform = true, expired = true, released = true }
-local REFUSED = { shed = true, released = true }
+local NO_REQUEST = { shed = true, failed_platform = true, released = true }
 
 local function whole(number)
   return string.format('%.0f', number)
@@ -39,7 +39,7 @@ local function end_record(record, response_id, attempt, terminal, prompt, cached
   end
   each(held[3], function(lease) redis.call('ZREM', lease, response_id) end)
   each(held[4], function(item) refund(item[1], item[2] - used) end)
-  if REFUSED[terminal] then
+  if NO_REQUEST[terminal] then
     each(held[5], function(item) refund(item[1], item[2]) end)
   end
   each(held[6], function(window)
