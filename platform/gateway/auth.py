@@ -6,6 +6,7 @@ Knows keys; refuses to know limits. A revoked key stops within a second (push), 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
@@ -27,7 +28,7 @@ from tenants.api_keys import Match
 KEY_TTL_S = 25.0  # where no push arrives; sockets and streams look again five seconds later at the latest
 PATIENCE_S = 0.5  # the wait for the database where pushes vouch for what is known
 AGAIN_S = 5.0  # until it is asked once more
-UNKNOWN_TTL_S = 1.0
+UNKNOWN_TTL_S = 1.0  # of an id that is not there, and of a row by which somebody is refused where no push arrives
 CACHE_SIZE = 10_000
 _QUERY_NAMES = frozenset({"key", "api_key", "apikey", "api-key", "access_token", "token", "authorization"})
 _WRONG_KEY = "Incorrect API key provided."
@@ -60,6 +61,13 @@ class Caller:
     sunset_at_s: float | None = None
 
 
+@dataclass(slots=True)
+class _Known:
+    stored: StoredKey | None
+    until_s: float
+    refuses_until_s: float = -math.inf  # where no push arrives; it has been looked up for a refusal
+
+
 Result = TypeVar("Result")
 Lookup = Callable[[str], Awaitable[StoredKey | None]]
 
@@ -90,7 +98,8 @@ class Keys:
     """Always: a wrong secret and an unknown id take the same path and get the same words; no plain key is kept.
 
     ``is_told`` says whether a push about a changed key would have come. While it would, and the database does not
-    answer, a key that opened before goes on opening: nothing can be changed but there.
+    answer, a key that opened before goes on opening: nothing can be changed but there. While it would not, a row may be
+    outdated: nobody is refused by it before it has been looked up anew, at most once a second for one key.
     """
 
     def __init__(
@@ -104,7 +113,7 @@ class Keys:
         self._is_told = is_told
         self._clock_s = clock_s
         self._wall_clock_s = wall_clock_s
-        self._cache: OrderedDict[str, tuple[float, StoredKey | None]] = OrderedDict()
+        self._cache: OrderedDict[str, _Known] = OrderedDict()
         self._asking: dict[str, asyncio.Task[StoredKey | None]] = {}
         self._used: set[str] = set()
         self._changed = asyncio.Event()
@@ -116,25 +125,15 @@ class Keys:
         except api_keys.MalformedKey:
             return Refusal(reason=Reason.INVALID_KEY, message=_WRONG_KEY)
         try:
-            stored = await self._find(key.public_id)
+            caller = self._caller(key, await self._find(key.public_id))
+            if caller is None and not self._is_told():
+                caller = self._caller(key, await self._find_to_refuse(key.public_id))
         except KeyStoreDown:
             return Refusal(reason=Reason.UNAVAILABLE, message="Keys cannot be checked now.")
-        current, previous = (stored.secret_sha256, stored.previous_sha256) if stored else ("", "")
-        match = api_keys.match(key.secret, current, previous)
-        if stored is None or match is Match.NONE or not self._is_usable(stored):
+        if caller is None:
             return Refusal(reason=Reason.INVALID_KEY, message=_WRONG_KEY)
-        sunset_at_s = stored.previous_until_s if match is Match.PREVIOUS else None
-        if match is Match.PREVIOUS and (sunset_at_s is None or self._wall_clock_s() >= sunset_at_s):
-            return Refusal(reason=Reason.INVALID_KEY, message=_WRONG_KEY)
-        self._used.add(stored.key_id)
-        return Caller(
-            stored.key_id,
-            key.public_id,
-            stored.tenant_id,
-            stored.project_id,
-            PriorityClass.from_label(stored.default_class),
-            sunset_at_s,
-        )
+        self._used.add(caller.key_id)
+        return caller
 
     async def is_open(self, public_id: str) -> bool:
         """Whether a key that was checked before still opens: a batch goes on in its name. Raises KeyStoreDown."""
@@ -168,29 +167,62 @@ class Keys:
                     await self._changed.wait()
         return self.num_changes
 
+    def _caller(self, key: api_keys.ParsedKey, stored: StoredKey | None) -> Caller | None:
+        """None where it opens nothing by this row."""
+        current, previous = (stored.secret_sha256, stored.previous_sha256) if stored else ("", "")
+        match = api_keys.match(key.secret, current, previous)
+        if stored is None or match is Match.NONE or not self._is_usable(stored):
+            return None
+        sunset_at_s = stored.previous_until_s if match is Match.PREVIOUS else None
+        if match is Match.PREVIOUS and (sunset_at_s is None or self._wall_clock_s() >= sunset_at_s):
+            return None
+        return Caller(
+            stored.key_id,
+            key.public_id,
+            stored.tenant_id,
+            stored.project_id,
+            PriorityClass.from_label(stored.default_class),
+            sunset_at_s,
+        )
+
     def _is_usable(self, stored: StoredKey) -> bool:
         return stored.is_usable and (stored.expires_at_s is None or self._wall_clock_s() < stored.expires_at_s)
 
     async def _find(self, public_id: str) -> StoredKey | None:
-        cached = self._cache.get(public_id)
-        if cached is not None and self._clock_s() < cached[0]:
+        known = self._cache.get(public_id)
+        if known is not None and self._clock_s() < known.until_s:
             self._cache.move_to_end(public_id)
-            return cached[1]
-        asking = self._asking.get(public_id)
-        if asking is None:
-            asking = self._asking[public_id] = asyncio.create_task(self._ask(public_id))
-            asking.add_done_callback(_looked_at)
-        if cached is None or cached[1] is None or not self._is_told():
+            return known.stored
+        asking = self._asked(public_id)
+        if known is None or known.stored is None or not self._is_told():
             return await asyncio.shield(asking)
         try:
             async with asyncio.timeout(PATIENCE_S):
                 return await asyncio.shield(asking)
         except (TimeoutError, KeyStoreDown):
-            _, stored = self._cache.get(public_id, (0.0, None))
-            if stored is None or not self._is_told():
+            known = self._cache.get(public_id)
+            if known is None or known.stored is None or not self._is_told():
                 return await asyncio.shield(asking)
-            self._cache[public_id] = (self._clock_s() + AGAIN_S, stored)
-            return stored
+            known.until_s = self._clock_s() + AGAIN_S
+            return known.stored
+
+    async def _find_to_refuse(self, public_id: str) -> StoredKey | None:
+        """Looked up anew, unless it was for another refusal just now; or an id that is not there."""
+        known = self._cache.get(public_id)
+        if known is not None and (known.stored is None or self._clock_s() < known.refuses_until_s):
+            return known.stored
+        stored = await asyncio.shield(self._asked(public_id))
+        known = self._cache.get(public_id)
+        if known is not None and known.stored is stored:
+            known.refuses_until_s = self._clock_s() + UNKNOWN_TTL_S
+        return stored
+
+    def _asked(self, public_id: str) -> asyncio.Task[StoredKey | None]:
+        asking = self._asking.get(public_id)
+        if asking is None:
+            asking = self._asking[public_id] = asyncio.create_task(self._ask(public_id))
+            asking.add_done_callback(_looked_at)
+        return asking
 
     async def _ask(self, public_id: str) -> StoredKey | None:
         """One look-up for all who ask at once; an answer that ``forget`` overtook is used once and not kept."""
@@ -205,7 +237,7 @@ class Keys:
                 del self._asking[public_id]
 
     def _keep(self, public_id: str, stored: StoredKey | None) -> None:
-        self._cache[public_id] = (self._clock_s() + (KEY_TTL_S if stored else UNKNOWN_TTL_S), stored)
+        self._cache[public_id] = _Known(stored, self._clock_s() + (KEY_TTL_S if stored else UNKNOWN_TTL_S))
         if len(self._cache) > CACHE_SIZE:
             self._cache.popitem(last=False)
 

@@ -121,6 +121,7 @@ class PolicyFeed:
         self._view: PolicyView | None = None
         self._confirmed_at_s = self._heard_at_s = -math.inf
         self._pubsub: PubSub | None = None
+        self._is_cut_off = False
         self._work = (
             Repeated(self.refresh, POLICY_POLL_S, name="policy feed"),
             Repeated(self._listen, 0.0, name="news of keys", again_s=POLICY_POLL_S, round_s=LISTEN_S),
@@ -144,7 +145,7 @@ class PolicyFeed:
     @property
     def is_listening(self) -> bool:
         """Whether a push would have come by now."""
-        return self.silent_s <= POLICY_POLL_S + MAX_AGE_S
+        return not self._is_cut_off and self.silent_s <= POLICY_POLL_S + MAX_AGE_S
 
     async def start(self, republish: Callable[[], Awaitable[None]]) -> None:
         """Read the policy once (``republish`` is asked for it when Redis has none), then follow it."""
@@ -204,8 +205,9 @@ class PolicyFeed:
             if message is None:
                 raise RedisTimeoutError("no answer to a ping")
             await self._hear(message)
-            self._heard_at_s = self._clock_s()
+            self._heard_at_s, self._is_cut_off = self._clock_s(), False
         except BaseException:
+            self._is_cut_off = True
             await self._hang_up()
             raise
 

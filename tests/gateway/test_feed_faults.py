@@ -146,6 +146,17 @@ async def test_a_connection_that_falls_silent_is_found_out_and_replaced(
         await following.hears()
 
 
+async def test_a_lost_connection_is_known_at_once_to_bring_no_push(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with followed(url) as following:
+        feed = following.feed
+        monkeypatch.setattr(feed, "_clock_s", lambda: feed._heard_at_s)  # it is not the silence that tells
+        await following.until(lambda: feed.is_listening)
+        with monkeypatch.context() as broken:
+            broken.setattr(PubSub, "get_message", _lost)
+            await following.until(lambda: not feed.is_listening)
+        await following.until(lambda: feed.is_listening)
+
+
 async def test_resets_at_any_moment_of_a_connection_are_survived(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background, "AGAIN_S", 0.01)
     monkeypatch.setattr(policy_feed, "POLICY_POLL_S", 0.01)
