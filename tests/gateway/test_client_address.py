@@ -74,6 +74,14 @@ def test_behind_a_trusted_proxy_one_stranger_keeps_nobody_else_out(ann: User, se
     assert sign_in("198.51.100.9", PASSWORD) == 302
 
 
+def test_one_stranger_on_ipv4_keeps_no_other_out_where_ipv4_is_written_as_ipv6(ann: User, settings: Any) -> None:
+    settings.RUBATO_TRUSTED_PROXIES = 1
+    for number in range(LIMIT_OF_AN_ADDRESS):
+        assert sign_in("::ffff:198.51.100.7", "wrong", f"name{number}") == 200
+    assert sign_in("198.51.100.7", PASSWORD) == 200
+    assert sign_in("::ffff:198.51.100.9", PASSWORD) == 302
+
+
 def test_without_a_trusted_proxy_the_header_moves_nobody(ann: User) -> None:
     for number in range(LIMIT_OF_AN_ADDRESS):
         assert sign_in(f"203.0.113.{number}", "wrong", f"name{number}") == 200
@@ -93,6 +101,11 @@ def test_without_a_trusted_proxy_the_header_moves_nobody(ann: User) -> None:
         (1, ["198.51.100.7:4711"], "198.51.100.7"),
         (1, ["2001:DB8::1"], "2001:db8::1"),
         (1, ["[2001:db8::1]:4711"], "2001:db8::1"),
+        (1, ["::ffff:198.51.100.7"], "198.51.100.7"),
+        (1, ["::FFFF:c633:6407"], "198.51.100.7"),
+        (1, ["::ffff:198.51.100.7:4711"], "198.51.100.7"),
+        (1, ["[::ffff:198.51.100.7]"], "198.51.100.7"),
+        (1, ["[::ffff:198.51.100.7]:4711"], "198.51.100.7"),
         (1, ["unknown"], SOCKET),
         (1, [""], SOCKET),
         (1, ["198.51.100.7, "], SOCKET),
@@ -107,6 +120,31 @@ def test_the_address_is_the_one_that_the_outermost_trusted_proxy_saw(
     seen = behind_proxies(scope, num_proxies)
     assert Exchange(seen, None, None).address == address  # type: ignore[arg-type]  # nothing is read or sent
     assert scope["client"] == (SOCKET, 1)
+
+
+@pytest.mark.parametrize("num_proxies", [0, 1])
+@pytest.mark.parametrize(
+    ("socket", "address"),
+    [
+        ("::ffff:198.51.100.7", "198.51.100.7"),
+        ("::ffff:c633:6407", "198.51.100.7"),
+        ("2001:db8::1", "2001:db8::1"),
+        ("fe80::1%eth0", "fe80::1%eth0"),
+        ("198.51.100.7", "198.51.100.7"),
+        ("/run/rubato.sock", "/run/rubato.sock"),
+    ],
+)
+def test_an_ipv4_address_that_a_socket_for_both_kinds_writes_as_ipv6_is_itself(
+    num_proxies: int, socket: str, address: str
+) -> None:
+    scope = {"type": "http", "headers": [], "client": (socket, 4711)}
+    assert behind_proxies(scope, num_proxies)["client"] == (address, 4711)
+    assert scope["client"] == (socket, 4711)
+
+
+@pytest.mark.parametrize("client", [{}, {"client": None}])
+def test_a_client_that_the_server_does_not_know_stays_unknown(client: dict[str, None]) -> None:
+    assert behind_proxies({"type": "http", "headers": [], **client}, 1).get("client") is None
 
 
 async def test_what_counts_slow_bodies_sees_that_address(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
