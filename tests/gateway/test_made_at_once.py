@@ -15,26 +15,30 @@ from billing import services as billing_services
 from billing.models import LedgerEntry
 from gateway.console.pages import entrance
 from gateway.webhooks.models import Threshold
+from tenants import admin as tenants_admin
 from tenants import members, proposals, selectors, services
 from tenants.models import Invitation, Membership, PolicyVersion, Project, Tenant
 from tenants.policy_changes import Document
 from tenants.roles import Role
-from tests.gateway.at_once import at_once, meet_behind, sender
+from tests.gateway.at_once import at_once, meet_behind, overlap_behind, sender
 from tests.gateway.management_world import ROOT, House, of_owner_and_operator, open_houses
 
 PASSWORD = "long enough, and not common"
+NAMES = ("zoe", "Zoe", "ZOE")  # one name, to who reads the trail
 
 
 @dataclass(frozen=True)
 class Raced:
     """``send``: what the first, second and third do. ``check``: what each has passed before one of them writes, and how
-    often each passes it. ``words``: what one who came later reads, where that is sure.
+    often each passes it. ``alone``: what one passes while it keeps the others back, or each at once where it does not.
+    ``words``: what one who came later reads, where that is sure.
     """
 
     send: Callable[[int], Any]
     made: Callable[[], int]
     check: tuple[Any, str, int] | None = None
     words: str = ""
+    alone: tuple[Any, str] | None = None
 
 
 def page(browser: Client, address: str, **form: Any) -> Callable[[int], Any]:
@@ -103,9 +107,25 @@ def tenant(house: House, browser: Client) -> Raced:
 
 
 def user(house: House, browser: Client) -> Raced:
-    form = {"username": "zoe", "usable_password": "true", "password1": PASSWORD, "password2": PASSWORD}
-    send, check = page(browser, "/admin/auth/user/add/", **form), (User, "validate_constraints", 1)
-    return Raced(send, User.objects.filter(username="zoe").count, check, "already exists")
+    form = {"usable_password": "true", "password1": PASSWORD, "password2": PASSWORD}
+
+    def send(number: int) -> Any:
+        return page(browser, "/admin/auth/user/add/", username=NAMES[number], **form)(number)
+
+    made = User.objects.filter(username__iexact="zoe").count
+    return Raced(send, made, words="already exists", alone=(tenants_admin, "free_name"))
+
+
+def user_renamed(house: House, browser: Client) -> Raced:
+    found = [User.objects.create_user(name) for name in ("a", "b", "c")]
+    form = {"date_joined_0": "2026-01-01", "date_joined_1": "00:00:00"}
+
+    def send(number: int) -> Any:
+        address = f"/admin/auth/user/{found[number].pk}/change/"
+        return page(browser, address, username=NAMES[number], **form)(number)
+
+    made = User.objects.filter(username__iexact="zoe").count
+    return Raced(send, made, words="already exists", alone=(tenants_admin, "free_name"))
 
 
 def group(house: House, browser: Client) -> Raced:
@@ -139,9 +159,13 @@ def member(house: House, browser: Client) -> Raced:
 
 
 def account(house: House, browser: Client) -> Raced:
-    found, form = links(house), {"username": "zoe", "password": PASSWORD}
-    made, check = User.objects.filter(username="zoe").count, (entrance, "validate_password", 1)
-    return Raced(lambda number: sender(Client()).post(found[number], form), made, check, "already exists")
+    found = links(house)
+
+    def send(number: int) -> Any:
+        return sender(Client()).post(found[number], {"username": NAMES[number], "password": PASSWORD})
+
+    made, check = User.objects.filter(username__iexact="zoe").count, (entrance, "validate_password", 1)
+    return Raced(send, made, check, "this name is taken", alone=(entrance, "free_name"))
 
 
 def who_joins_by_one_link(house: House, browser: Client) -> Raced:
@@ -192,6 +216,7 @@ EVERY = [
         project_renamed,
         tenant,
         user,
+        user_renamed,
         group,
     ),
     *(invitation, invitation_by_call, member, account, who_joins_by_one_link, line_for_alerts),
@@ -208,6 +233,8 @@ def test_what_three_make_at_once_is_made_once_and_the_others_read_why(
     if race.check:
         owner, name, times = race.check
         meet_behind(monkeypatch, owner, name, times)
+    if race.alone:
+        overlap_behind(monkeypatch, *race.alone)
     answers = at_once(race.send)
     told = [answer.content.decode() for answer in answers]
     assert race.made() == 1

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from django.contrib.auth import authenticate
+from django.contrib.auth.models import User
 from django.core.management import call_command
 
 from billing.selectors import current_policy_document, current_price_version
@@ -46,6 +47,13 @@ def test_the_admin_can_log_in_with_the_printed_password(db: None) -> None:
     user = authenticate(username=login["username"], password=login["password"])
     assert user is not None
     assert user.is_superuser
+
+
+def test_an_admin_whose_name_has_other_capitals_by_now_is_the_admin(db: None) -> None:
+    seed()
+    User.objects.filter(username="admin").update(username="Admin")
+    seed()
+    assert list(User.objects.values_list("username", flat=True)) == ["Admin"]
 
 
 def test_a_second_run_changes_nothing_and_tells_no_secret(db: None) -> None:

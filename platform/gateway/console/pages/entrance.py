@@ -12,7 +12,7 @@ from django.contrib.auth.models import User
 from django.contrib.auth.password_validation import validate_password
 from django.contrib.auth.views import redirect_to_login
 from django.core.exceptions import ValidationError
-from django.db import DEFAULT_DB_ALIAS, transaction
+from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
@@ -21,11 +21,11 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_safe
 
 from tenants import members
-from tenants.checks import checked_by_the_database
 from tenants.models import Invitation, Membership
 from tenants.user_names import free_name
 
 BACKEND = "django.contrib.auth.backends.ModelBackend"
+TAKEN = "this name is taken; if it is yours, sign in first and open the link again"
 
 
 @require_safe
@@ -74,7 +74,7 @@ class NewPerson(forms.Form):
 
     def clean_username(self) -> str:
         username = str(self.cleaned_data["username"])
-        free_name(username, taken="this name is taken; if it is yours, sign in first and open the link again")
+        free_name(username, taken=TAKEN)
         if "@" in username and username.lower() != self._email.lower():
             raise ValidationError("a name that is an address must be the one that you are invited under")
         return username
@@ -110,10 +110,9 @@ def invitation(request: HttpRequest, token: str) -> HttpResponse:
 
 def _joined(offer: Invitation, token: str, username: str, password: str) -> User:
     """A new person, who is a member. Raises ValidationError: there is neither then."""
-    people = get_user_model()
     with transaction.atomic():
-        with checked_by_the_database(people, DEFAULT_DB_ALIAS):
-            user: User = people.objects.create_user(username=username, email=offer.email, password=password)
+        free_name(username, taken=TAKEN)  # who was given it since the form looked
+        user: User = get_user_model().objects.create_user(username=username, email=offer.email, password=password)
         members.accept(token=token, user=user)
     return user
 

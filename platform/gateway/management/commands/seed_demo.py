@@ -15,6 +15,7 @@ from typing import Any
 
 from django.conf import settings
 from django.contrib.auth import get_user_model
+from django.contrib.auth.models import User
 from django.core.management.base import BaseCommand
 from django.db import transaction
 
@@ -26,6 +27,7 @@ from tenants import api_keys, members, selectors, services
 from tenants.audit import change_by
 from tenants.models import ApiKey, Project, Tenant
 from tenants.roles import Role
+from tenants.user_names import free_name
 
 ACTOR = "seed_demo"
 REASON = "The demo's tenants with their limits, the parameters of the classes, and prices."
@@ -194,9 +196,17 @@ def _opens(text: str, key: ApiKey) -> bool:
     return parsed.public_id == key.public_id and hmac.compare_digest(api_keys.digest(parsed.secret), key.secret_sha256)
 
 
+def _admin() -> User | None:
+    """By that name, or else however an operator has written it since."""
+    users = get_user_model().objects
+    found: User | None = users.filter(username=ADMIN).first() or users.filter(username__iexact=ADMIN).first()
+    return found
+
+
 def _admin_password(known: str | None, renew: bool) -> str | None:
-    user = get_user_model().objects.filter(username=ADMIN).first()
+    user = _admin()
     if user is None:
+        free_name(ADMIN, taken=f"somebody was named {ADMIN} just now: seed again")
         password = secrets.token_urlsafe(18)
         get_user_model().objects.create_superuser(ADMIN, password=password)
         return password
@@ -212,7 +222,8 @@ def _admin_password(known: str | None, renew: bool) -> str | None:
 
 def _own(tenants: Iterable[Tenant]) -> None:
     """The admin is an owner of every demo tenant, so that the console can be seen."""
-    user = get_user_model().objects.get(username=ADMIN)
+    user = _admin()
+    assert user is not None
     for tenant in tenants:
         if members.role_in(user, tenant.id) is None:
             members.add_member(actor=ACTOR, tenant=tenant, user=user, email=ADMIN_EMAIL, role=Role.OWNER)
