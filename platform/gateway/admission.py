@@ -258,7 +258,7 @@ class Admission:
         tenant_id, label = bundle[0].tenant_id, bundle[0].priority_class.label
         return [
             {"key": self._keys.bucket(tenant_id, label, kind), "kind": kind, "limit": limit, "amount": amount}
-            for kind, limit, amount in _buckets(bundle)
+            for kind, limit, amount in _per_minute(bundle)
         ]
 
     def _response(self, wish: Wish, lease_key: str, money_key: str) -> dict[str, Any]:
@@ -270,7 +270,7 @@ def _tokens(bundle: Sequence[Wish]) -> int:
     return sum(wish.tokens for wish in bundle)
 
 
-def _buckets(bundle: Sequence[Wish]) -> list[tuple[str, int, int]]:
+def _per_minute(bundle: Sequence[Wish]) -> list[tuple[str, int, int]]:
     """(kind, limit, amount) of every per-minute limit that is set."""
     quota = bundle[0].quota
     return [
@@ -333,7 +333,8 @@ def _reserved(wish: Wish, window: str) -> bytes:
 
 def _limits(wish: Wish, levels: Iterable[int]) -> Limits:
     by_kind = {
-        kind: BucketLevel(limit, int(level)) for (kind, limit, _), level in zip(_buckets([wish]), levels, strict=True)
+        kind: BucketLevel(limit, int(level))
+        for (kind, limit, _), level in zip(_per_minute([wish]), levels, strict=True)
     }
     return Limits(wish.priority_class, by_kind.get("requests"), by_kind.get("tokens"))
 

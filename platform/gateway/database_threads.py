@@ -17,9 +17,8 @@ from gateway.postgresql import MOST_WAITING
 
 Result = TypeVar("Result")
 NUM_THREADS = 4  # as many connections as a process may hold in one role
-_ASKING = ThreadPoolExecutor(
-    2 * MOST_WAITING, thread_name_prefix="asking"
-)  # made when needed; enough for all who may wait
+# Its threads are made when needed: enough for all who may wait.
+_ASKING = ThreadPoolExecutor(2 * MOST_WAITING, thread_name_prefix="asking")
 
 
 class DatabaseThreads:

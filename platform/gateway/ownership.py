@@ -14,7 +14,6 @@ from typing import Any, cast
 import msgspec
 from redis.asyncio import Redis
 
-from scheduler_engine.policy import PriorityClass
 from wire.messages import Submit
 from wire.redis_bus import bus_errors
 from wire.redis_keys import Keys
@@ -49,7 +48,7 @@ class Owner:
     lease_key: str
     terminal: str
     tenant_id: str
-    label: str = PriorityClass.DEFAULT.label
+    label: str
 
     @property
     def is_open(self) -> bool:

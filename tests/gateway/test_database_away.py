@@ -39,23 +39,28 @@ def house(settings: Any) -> House:
     return aurora
 
 
+def fill_pools() -> None:
+    """With idle connections, as in a gateway that has had some work."""
+    met = threading.Barrier(NUM_IDLE)
+
+    def connect() -> None:
+        for alias in POOLED:
+            connections[alias].ensure_connection()
+        met.wait(10)
+        connections.close_all()
+
+    connections.close_all()
+    with ThreadPoolExecutor(NUM_IDLE) as threads:
+        for done in [threads.submit(connect) for _ in range(NUM_IDLE)]:
+            done.result()
+
+
 @pytest.fixture
 def cut(database_urls: dict[str, str]) -> Callable[[], None]:
     """Ends every connection that any role has, as a restart does. Pools are full of idle ones before."""
 
     def cut_all() -> None:
-        met = threading.Barrier(NUM_IDLE)
-
-        def connect() -> None:
-            for alias in POOLED:
-                connections[alias].ensure_connection()
-            met.wait(10)
-            connections.close_all()
-
-        connections.close_all()
-        with ThreadPoolExecutor(NUM_IDLE) as threads:
-            for done in [threads.submit(connect) for _ in range(NUM_IDLE)]:
-                done.result()
+        fill_pools()
         for url in database_urls.values():
             with psycopg.connect(url, autocommit=True) as other:
                 other.execute(

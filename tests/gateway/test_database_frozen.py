@@ -31,7 +31,7 @@ from gateway.postgresql.base import DatabaseWrapper
 from tenants.models import ApiKey, Tenant
 from tenants.roles import Role
 from tests.gateway.management_world import ROOT, House, of_owner_and_operator, open_houses
-from tests.gateway.test_database_away import NUM_IDLE, POOLED, Relay, get
+from tests.gateway.test_database_away import NUM_IDLE, POOLED, Relay, fill_pools, get
 
 pytestmark = pytest.mark.django_db(transaction=True)
 WAIT_S, SILENCE_S, TRIAL_S = 1.0, 1.5, 0.3  # for a connection, at work, of a trial
@@ -86,25 +86,10 @@ def _without_pools() -> None:
 @pytest.fixture
 def server(house: House, impatient: None, postgres: EmbeddedPostgres) -> Iterator[Frozen]:
     """Thawed at the end. Pools are full of idle connections before, as in a gateway that has had some work."""
-    fill()
+    fill_pools()
     frozen = Frozen(postgres)
     yield frozen
     frozen.thaw()
-
-
-def fill() -> None:
-    met = threading.Barrier(NUM_IDLE)
-
-    def connect() -> None:
-        for alias in POOLED:
-            connections[alias].ensure_connection()
-        met.wait(10)
-        connections.close_all()
-
-    connections.close_all()
-    with ThreadPoolExecutor(NUM_IDLE) as threads:
-        for done in [threads.submit(connect) for _ in range(NUM_IDLE)]:
-            done.result()
 
 
 def within(seconds: float, condition: Callable[[], bool]) -> bool:
@@ -132,7 +117,7 @@ def test_whoever_comes_while_it_is_frozen_is_told_soon_and_served_soon_after(
         return status, time.monotonic() - began
 
     assert look()[0] == 200
-    fill()
+    fill_pools()
     server.freeze()
     with ThreadPoolExecutor(2 * NUM_IDLE) as threads:
         found = [one.result() for one in [threads.submit(look) for _ in range(2 * NUM_IDLE)]]
@@ -221,7 +206,7 @@ def test_every_pool_is_of_connections_that_stop_listening_to_silence(kind: type[
 
 def test_no_more_than_so_many_threads_wait_whoever_else_comes_is_told_at_once(house: House, server: Frozen) -> None:
     key = house.management_key(Role.ADMIN)
-    fill()
+    fill_pools()
     pool = connections["default"].pool
     assert pool.max_waiting == postgresql.MOST_WAITING
     pool.max_waiting = 2

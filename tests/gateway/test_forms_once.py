@@ -26,12 +26,17 @@ from tests.gateway.management_world import House, of_owner_and_operator, open_ho
 CORRECTION = "/admin/billing/ledgerentry/add/"
 
 
-@pytest.fixture
-def aurora(transactional_db: None, settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> House:
+def without_tasks(settings: Any, files: Path, monkeypatch: pytest.MonkeyPatch) -> House:
+    """A house whose forms can all be sent: what they ask of Celery is not asked."""
     settings.RUBATO_WEBHOOKS_MAY_BE_PRIVATE = True
-    settings.RUBATO_FILES_DIR = str(tmp_path)
+    settings.RUBATO_FILES_DIR = str(files)
     monkeypatch.setattr(wishes, "ask_for", lambda task, batch_id: None)
     return open_houses(settings)["aurora"]
+
+
+@pytest.fixture
+def aurora(transactional_db: None, settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> House:
+    return without_tasks(settings, tmp_path, monkeypatch)
 
 
 @pytest.fixture

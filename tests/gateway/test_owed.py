@@ -158,7 +158,7 @@ class Books:
 
 
 def owner(state: str = "open", gateway_id: str = "me") -> Owner:
-    return Owner(state, gateway_id, "worker", 1, 1, "", "", "aurora")
+    return Owner(state, gateway_id, "worker", 1, 1, "", "", "aurora", "default")
 
 
 async def test_a_call_that_arrives_late_is_found_at_a_second_look() -> None:

@@ -9,12 +9,11 @@ from uuid import uuid4
 import pytest
 from django.test import Client
 
-from gateway.batches import wishes
 from tenants import audit
 from tenants.models import AuditEvent
 from tenants.roles import Role
-from tests.gateway.management_world import House, call, of_owner_and_operator, open_houses
-from tests.gateway.test_forms_once import forms_of, ids_of
+from tests.gateway.management_world import House, call, of_owner_and_operator
+from tests.gateway.test_forms_once import forms_of, ids_of, without_tasks
 from tests.gateway.test_one_direction import forms
 
 NUL = "a\0b"
@@ -22,10 +21,7 @@ NUL = "a\0b"
 
 @pytest.fixture
 def aurora(transactional_db: None, settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> House:
-    settings.RUBATO_WEBHOOKS_MAY_BE_PRIVATE = True
-    settings.RUBATO_FILES_DIR = str(tmp_path)
-    monkeypatch.setattr(wishes, "ask_for", lambda task, batch_id: None)
-    return open_houses(settings)["aurora"]
+    return without_tasks(settings, tmp_path, monkeypatch)
 
 
 @pytest.fixture
